@@ -1,0 +1,118 @@
+# Finds the CUDA toolkit and settles the architectures.
+#
+# Sets FASTATTN_HAVE_CUDA (ON/OFF) and FASTATTN_CUDA_SUMMARY (one line for the end of the configure
+# output) and defines fastattn_add_cuda_sources() and fastattn_cuda_definitions().
+
+if(DEFINED ENV{FASTATTN_CUDA} AND NOT "$ENV{FASTATTN_CUDA}" STREQUAL "")
+  set(_cuda_default "$ENV{FASTATTN_CUDA}")
+else()
+  set(_cuda_default AUTO)
+endif()
+set(FASTATTN_CUDA "${_cuda_default}" CACHE STRING
+  "The CUDA backend: AUTO (where a toolkit is found), ON (required) or OFF")
+set_property(CACHE FASTATTN_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+string(TOUPPER "${FASTATTN_CUDA}" _cuda_wanted)
+if(_cuda_wanted STREQUAL "AUTO")
+elseif(_cuda_wanted MATCHES "^(ON|TRUE|YES|1)$")
+  set(_cuda_wanted ON)
+elseif(_cuda_wanted MATCHES "^(OFF|FALSE|NO|0)$")
+  set(_cuda_wanted OFF)
+else()
+  message(FATAL_ERROR "FASTATTN_CUDA is '${FASTATTN_CUDA}', not one of AUTO, ON, OFF")
+endif()
+
+# One architecture list, first hit wins: -DCMAKE_CUDA_ARCHITECTURES, the environment's
+# FASTATTN_CUDA_ARCHS and CUDAARCHS, the default. An empty value counts as not given. Must run before
+# enable_language(CUDA), which would else pick the compiler's own default.
+function(_fastattn_choose_architectures nvcc result)
+  if(NOT "${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "")
+    set(_archs "${CMAKE_CUDA_ARCHITECTURES}")
+  elseif(NOT "$ENV{FASTATTN_CUDA_ARCHS}" STREQUAL "")
+    set(_archs "$ENV{FASTATTN_CUDA_ARCHS}")
+  elseif(NOT "$ENV{CUDAARCHS}" STREQUAL "")
+    set(_archs "$ENV{CUDAARCHS}")
+  else()
+    # Machine code for each generation from Turing on, as far as this toolkit knows it, and PTX of
+    # the two newest families for GPUs that come later.
+    execute_process(COMMAND "${nvcc}" --list-gpu-arch
+      OUTPUT_VARIABLE _known RESULT_VARIABLE _failed ERROR_QUIET)
+    set(_archs)
+    foreach(_arch IN ITEMS 75-real 80-real 86-real 89-real 90-real 100 120)
+      string(REGEX MATCH "^[0-9]+" _number "${_arch}")
+      if(_failed OR _known MATCHES "compute_${_number}[^0-9a-z]")
+        list(APPEND _archs ${_arch})
+      endif()
+    endforeach()
+    if(NOT "120" IN_LIST _archs)  # an older toolkit: PTX of the newest that it has
+      list(TRANSFORM _archs REPLACE "-real$" "" AT -1)
+    endif()
+  endif()
+  # Commas and blanks are friendlier than semicolons in a shell.
+  string(REGEX REPLACE "[, ]+" ";" _archs "${_archs}")
+  set(${result} "${_archs}" PARENT_SCOPE)
+endfunction()
+
+set(FASTATTN_HAVE_CUDA OFF)
+if(_cuda_wanted STREQUAL "OFF")
+  set(FASTATTN_CUDA_SUMMARY "CPU backend only (FASTATTN_CUDA=OFF)")
+else()
+  if(NOT CMAKE_CUDA_COMPILER AND "$ENV{CUDACXX}" STREQUAL "")
+    find_program(FASTATTN_NVCC nvcc
+      HINTS ENV CUDA_HOME ENV CUDA_PATH ENV CUDAToolkit_ROOT
+      PATHS /usr/local/cuda /opt/cuda
+      PATH_SUFFIXES bin)
+    mark_as_advanced(FASTATTN_NVCC)
+    if(FASTATTN_NVCC)
+      set(CMAKE_CUDA_COMPILER "${FASTATTN_NVCC}")
+    endif()
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    set(_nvcc "${CMAKE_CUDA_COMPILER}")
+  else()
+    set(_nvcc "$ENV{CUDACXX}")
+  endif()
+  if(_nvcc)
+    _fastattn_choose_architectures("${_nvcc}" CMAKE_CUDA_ARCHITECTURES)
+    enable_language(CUDA)
+    set(FASTATTN_HAVE_CUDA ON)
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" FASTATTN_CUDA_TOOLKIT "${CMAKE_CUDA_COMPILER_VERSION}")
+    string(REPLACE ";" " " _archs "${CMAKE_CUDA_ARCHITECTURES}")
+    set(FASTATTN_CUDA_SUMMARY
+      "CPU and CUDA backends (CUDA ${FASTATTN_CUDA_TOOLKIT}, architectures ${_archs})")
+  elseif(_cuda_wanted STREQUAL "ON")
+    message(FATAL_ERROR
+      "FASTATTN_CUDA=ON but no CUDA compiler: put nvcc on PATH or set CUDACXX or CUDA_HOME")
+  else()
+    set(FASTATTN_CUDA_SUMMARY "CPU backend only (no CUDA toolkit found; FASTATTN_CUDA=ON requires it)")
+  endif()
+endif()
+
+# The kernels' sources, read from the registry so that a new kernel is one line there and no line here.
+function(fastattn_add_cuda_sources target)
+  set(_def "${PROJECT_SOURCE_DIR}/src/cuda/kernels.def")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_def}")
+  file(STRINGS "${_def}" _lines REGEX "^FASTATTN_CUDA_KERNEL\\(")
+  set(_sources "${PROJECT_SOURCE_DIR}/src/cuda/device.cu")
+  foreach(_line IN LISTS _lines)
+    string(REGEX REPLACE "^FASTATTN_CUDA_KERNEL\\([^,]+,[ ]*([A-Za-z0-9_]+)[ ]*\\).*" "\\1" _stem "${_line}")
+    list(APPEND _sources "${PROJECT_SOURCE_DIR}/src/cuda/kernels/${_stem}.cu")
+  endforeach()
+  target_sources(${target} PRIVATE ${_sources})
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>")
+  set_target_properties(${target} PROPERTIES
+    CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}"
+    CUDA_RUNTIME_LIBRARY Static)
+endfunction()
+
+# What src/core needs to know, by the names it uses.
+function(fastattn_cuda_definitions result)
+  if(FASTATTN_HAVE_CUDA)
+    set(${result}
+      FASTATTN_HAVE_CUDA=1
+      "FASTATTN_CUDA_ARCHS=\"$<JOIN:${CMAKE_CUDA_ARCHITECTURES},$<SEMICOLON>>\""
+      "FASTATTN_CUDA_TOOLKIT=\"${FASTATTN_CUDA_TOOLKIT}\"" PARENT_SCOPE)
+  else()
+    set(${result} FASTATTN_HAVE_CUDA=0 "FASTATTN_CUDA_ARCHS=\"\"" "FASTATTN_CUDA_TOOLKIT=\"\"" PARENT_SCOPE)
+  endif()
+endfunction()
