@@ -1,0 +1,131 @@
+"""Measured records (benchmarks/results/*.json) and the table that the README shows of one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+BEGIN = "<!-- ladder:begin -->"
+END = "<!-- ladder:end -->"
+
+Record = dict[str, Any]
+
+
+def dump_record(record: Record) -> str:
+    """A record as JSON text, one row a line, so that two versions compare well."""
+    meta = json.dumps(record["meta"], indent=2).replace("\n", "\n  ")
+    rows = ",\n".join("    " + json.dumps(row) for row in record["rows"])
+    return f'{{\n  "meta": {meta},\n  "rows": [\n{rows}\n  ]\n}}\n'
+
+
+def load_record(path: Path | str) -> Record:
+    """Reads a record.
+
+    Raises:
+        ValueError: the file is no record.
+    """
+    record = json.loads(Path(path).read_text())
+    if not isinstance(record, dict) or not {"meta", "rows"} <= record.keys():
+        raise ValueError(f'{path}: not a benchmark record, which has "meta" and "rows"')
+    return record
+
+
+def render_ladder(record: Record, docs: Path | None = None) -> str:
+    """The ladder of a GPU record as a Markdown table, with a line on what it was measured on.
+
+    Args:
+        record: A record with rows of the suite "ladder".
+        docs: Folder of the rungs' pages; a kernel is linked to its page where there is one.
+
+    Raises:
+        ValueError: the record has no such rows.
+    """
+    rows = [row for row in record["rows"] if row["suite"] == "ladder"]
+    if not rows:
+        raise ValueError('the record has no rows of the suite "ladder"')
+    meta = record["meta"]
+    lengths = sorted({row["len_q"] for row in rows})
+    by_impl: dict[str, dict[int, dict[str, Any]]] = {}
+    for row in rows:
+        by_impl.setdefault(row["impl"], {})[row["len_q"]] = row
+    longest = lengths[-1]
+
+    ceiling = meta["ceilings"].get("float32")
+    head = ["kernel", *(f"N={n}, µs" for n in lengths), "TFLOP/s", "of ceiling", "error"]
+    head += ["× naive", "× SDPA"]
+    lines = [
+        "| " + " | ".join([head[0], "what it is", *head[1:]]) + " |",
+        "|---|---|" + "---:|" * (len(head) - 1),
+    ]
+    for impl, measured in by_impl.items():
+        last = measured.get(longest)
+        cells = [_name(impl, docs), next(iter(measured.values()))["title"]]
+        cells += [_us(measured.get(n)) for n in lengths]
+        if last is None:
+            cells += ["–"] * 5
+        else:
+            cells.append(f"{last['tflops']:.3g}")
+            cells.append(f"{100 * last['tflops'] / ceiling['tflops']:.3g}%" if ceiling else "–")
+            cells.append(f"{last['error']:.1e}")
+            for other in ("torch_naive", "torch_sdpa"):
+                beside = by_impl.get(other, {}).get(longest)
+                cells.append(f"{beside['us'] / last['us']:.3g}" if beside else "–")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([_caption(meta, rows, longest), "", *lines])
+
+
+def _name(impl: str, docs: Path | None) -> str:
+    if docs is not None and (docs / f"{impl}.md").is_file():
+        return f"[{impl}]({docs.parent.name}/{docs.name}/{impl}.md)"
+    return impl
+
+
+def _us(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['us']:,.1f}" if row["us"] < 1000 else f"{row['us']:,.0f}"
+
+
+def _caption(meta: dict[str, Any], rows: list[dict[str, Any]], longest: int) -> str:
+    row = rows[0]
+    versions = [f"driver {meta['driver']}", f"CUDA {meta['cuda']}"]
+    if meta["torch"]:
+        versions.append(f"torch {meta['torch']}")
+    if meta["sm_clock_mhz"]:
+        versions.append(f"SM clock {meta['sm_clock_mhz']} MHz under load")
+    ceiling = meta["ceilings"].get("float32")
+    repetitions = max(r["repetitions"] for r in rows)
+    text = (
+        f"{meta['gpu']} ({', '.join(versions)}), {meta['date'][:10]}: B={row['batch']}, "
+        f"H={row['heads_q']}, M=N, D={row['head_dim']}, {row['dtype']}, not causal. "
+        f"Medians of up to {repetitions} calls. The last columns are for N={longest}: error is "
+        "‖out − ref‖/‖ref‖ against float64, × is how many times as fast as PyTorch in the same run"
+    )
+    if ceiling:
+        text += f", the ceiling is {ceiling['tflops']:.1f} TFLOP/s ({ceiling['method']})"
+    return text + "."
+
+
+def write_readme(readme: Path | str, record: Record) -> bool:
+    """Puts the ladder's table between the README's two markers.
+
+    Returns:
+        Whether the file changed.
+
+    Raises:
+        ValueError: the markers are missing or out of order.
+    """
+    readme = Path(readme)
+    text = readme.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme}: no lines {BEGIN} and {END}")
+    docs = readme.parent / "docs" / "ladder"
+    table = render_ladder(record, docs)
+    updated = f"{before}{BEGIN}\n{table}\n{END}{after}"
+    if updated == text:
+        return False
+    readme.write_text(updated)
+    return True
