@@ -2,8 +2,12 @@
 
 A machine with an NVIDIA driver but no CUDA toolkit gets a CUDA build from ``pip install .`` alone:
 the compiler comes into the build environment as a build requirement. ``FASTATTN_NVCC`` says where
-nvcc comes from: ``auto`` (the default: PyPI where there is a driver that can run what it
-builds, or ``FASTATTN_CUDA=ON``, and no toolkit on the machine), ``system`` (never from PyPI) or ``pypi`` (always from PyPI).
+nvcc comes from:
+
+- ``auto`` (the default): from PyPI where the machine has no toolkit and either a driver that can
+  run what is built or ``FASTATTN_CUDA=ON``;
+- ``system``: never from PyPI;
+- ``pypi``: always from PyPI, unless ``FASTATTN_CUDA=OFF``.
 """
 
 from __future__ import annotations
@@ -69,9 +73,11 @@ def _has_toolkit(settings: Settings) -> bool:
     """Whether CMake will find an nvcc on this machine (the places of cmake/FastattnCuda.cmake)."""
     if _cmake_definition(settings, "CMAKE_CUDA_COMPILER") or os.environ.get("CUDACXX"):
         return True
+    if shutil.which("nvcc"):
+        return True
     roots = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH", "CUDAToolkit_ROOT")]
-    places = [Path(root, "bin", "nvcc") for root in (*roots, "/usr/local/cuda", "/opt/cuda") if root]
-    return shutil.which("nvcc") is not None or any(os.access(place, os.X_OK) for place in places)
+    roots += ["/usr/local/cuda", "/opt/cuda"]
+    return any(os.access(Path(root, "bin", "nvcc"), os.X_OK) for root in roots if root)
 
 
 def _driver_runs_our_cuda() -> bool:
