@@ -109,11 +109,13 @@ function(fastattn_add_cuda_sources target)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>")
   find_program(FASTATTN_CXXFILT NAMES cu++filt c++filt llvm-cxxfilt)
   mark_as_advanced(FASTATTN_CXXFILT)
+  # A launcher that the user asked for (ccache ...) runs inside ours.
+  set(_launcher "${CMAKE_COMMAND}" "-DCXXFILT=${FASTATTN_CXXFILT}"
+    -P "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.cmake" -- ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}"
     CUDA_RUNTIME_LIBRARY Static
-    CUDA_COMPILER_LAUNCHER
-      "${CMAKE_COMMAND};-DCXXFILT=${FASTATTN_CXXFILT};-P;${PROJECT_SOURCE_DIR}/cmake/ptxas_report.cmake;--;${CMAKE_CUDA_COMPILER_LAUNCHER}")
+    CUDA_COMPILER_LAUNCHER "${_launcher}")
 endfunction()
 
 # What src/core needs to know, by the names it uses.
