@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import fastattn
 from fastattn._console import Column, Console, Progress
 from fastattn.benchmark import _machine, _record, _suite
 from fastattn.benchmark._arrays import Arrays, Problem, TorchArrays, arrays_for, torch_for
+from fastattn.benchmark._meta import gpus, new_record
 from fastattn.benchmark._suite import BASELINE, SDPA, Ceiling, Failure, Implementation, Plan, Result
 
 _COLUMNS = (
@@ -107,14 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _gpus() -> list[dict[str, Any]]:
-    gpus: list[dict[str, Any]] = fastattn.show_config("dict")["gpus"]
-    return gpus
-
-
 def _devices(console: Console, args: argparse.Namespace) -> list[str]:
     """The devices whose suites run; empty after a message where that makes no sense."""
-    present = ["cuda", "cpu"] if _gpus() else ["cpu"]
+    present = ["cuda", "cpu"] if gpus() else ["cpu"]
     if args.device == "cuda" and "cuda" not in present:
         console.line("--device cuda: no GPU is seen, or this is a CPU-only build", "bad")
         return []
@@ -283,28 +278,6 @@ def _label(progress: Progress, length: int) -> Any:
     return lambda text: progress.step(f"N={length}: {text}")
 
 
-def _meta(seed: int) -> dict[str, Any]:
-    config = fastattn.show_config("dict")
-    gpus = _gpus()
-    root = _machine.source_root()
-    torch = sys.modules.get("torch")
-    return {
-        "gpu": gpus[0]["name"] if gpus else None,
-        "cpu": _machine.cpu_model(),
-        "cpu_threads": config["cpu"]["threads"],
-        "driver": _machine.nvidia_smi("driver_version") if gpus else None,
-        "cuda": config["cuda_toolkit"] or None,
-        "torch": str(torch.__version__) if torch is not None else None,
-        "fastattn": fastattn.__version__,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "commit": _machine.git_commit(root) if root else None,
-        "source_hash": _machine.source_hash(root) if root else None,
-        "sm_clock_mhz": None,
-        "ceilings": {},
-        "seed": seed,
-    }
-
-
 def _list(console: Console) -> None:
     columns = (Column("name", 10, "<"), Column("device", 6, "<"), Column("what it is", 60, "<"))
     console.header(columns)
@@ -345,7 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rng = np.random.default_rng(seed)
     plan = Plan(args.warmup, args.repetitions, args.max_seconds)
     torch_for(devices[0])  # imports torch where it is installed, for its version
-    record: dict[str, Any] = {"meta": _meta(seed), "rows": []}
+    record: dict[str, Any] = new_record(seed)
     console.line(f"fastattn {fastattn.__version__} benchmark, seed {seed}", "bold")
     outcomes = [
         _run_suite(console, args, device, plan, rng, record["meta"], record["rows"])

@@ -97,6 +97,7 @@ class Arrays(ABC):
 
     framework: str
     device: str  # "cuda" or "cpu"
+    allocates = True  # forward() can have results allocated by the framework
 
     def supports(self, dtype: str) -> bool:
         """Whether the framework has this dtype."""
@@ -295,6 +296,7 @@ class PlainCudaArrays(_CudaArrays):
     """The package's own GPU arrays, for a machine with a GPU and no framework."""
 
     framework = "fastattn"
+    allocates = False
 
     def __init__(self) -> None:
         self._core = importlib.import_module("fastattn._core")

@@ -17,14 +17,19 @@ def source_hash(root: Path | str) -> str:
     decimal digits, a zero byte and its contents, in the order of the paths. Hidden files and editor
     backups don't count.
 
-    Args:
-        root: The top folder of a source tree.
+    Parameters
+    ----------
+    root
+        The top folder of a source tree.
 
-    Returns:
-        64 hexadecimal digits.
+    Returns
+    -------
+    64 hexadecimal digits.
 
-    Raises:
-        FileNotFoundError: ``root`` has no ``include/`` or no ``src/``.
+    Raises
+    ------
+    FileNotFoundError
+        ``root`` has no ``include/`` or no ``src/``.
     """
     root = Path(root)
     files: list[tuple[str, Path]] = []
@@ -93,9 +98,12 @@ def nvidia_smi_mhz(field: str) -> int | None:
 def sm_clock_under_load(load: Callable[[], None], warm_calls: int = 3) -> int | None:
     """The SM clock in MHz while the GPU works. Clocks are read, never set.
 
-    Args:
-        load: Runs some work on the GPU and waits for it; called until the clock is read.
-        warm_calls: Calls before the reading starts, so that the clock has risen.
+    Parameters
+    ----------
+    load
+        Runs some work on the GPU and waits for it; called until the clock is read.
+    warm_calls
+        Calls before the reading starts, so that the clock has risen.
     """
     for _ in range(warm_calls):
         load()
@@ -114,10 +122,14 @@ def sm_clock_under_load(load: Callable[[], None], warm_calls: int = 3) -> int | 
 def fp32_peak_tflops(compute_capability: int, multiprocessors: int, clock_mhz: int) -> float:
     """FP32 peak by arithmetic: multiprocessors x lanes x 2 FLOP x clock.
 
-    Args:
-        compute_capability: 90 is 9.0.
-        multiprocessors: SMs of the GPU.
-        clock_mhz: The highest SM clock.
+    Parameters
+    ----------
+    compute_capability
+        90 is 9.0.
+    multiprocessors
+        SMs of the GPU.
+    clock_mhz
+        The highest SM clock.
     """
     # FP32 lanes of one SM: "Arithmetic Instructions" in the CUDA C++ programming guide.
     lanes = 64 if compute_capability in (70, 72, 75, 80) else 128

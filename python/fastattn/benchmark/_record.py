@@ -22,8 +22,10 @@ def dump_record(record: Record) -> str:
 def load_record(path: Path | str) -> Record:
     """Reads a record.
 
-    Raises:
-        ValueError: the file is no record.
+    Raises
+    ------
+    ValueError
+        The file is no record.
     """
     record = json.loads(Path(path).read_text())
     if not isinstance(record, dict) or not {"meta", "rows"} <= record.keys():
@@ -34,12 +36,17 @@ def load_record(path: Path | str) -> Record:
 def render_ladder(record: Record, docs: Path | None = None) -> str:
     """The ladder of a GPU record as a Markdown table, with a line on what it was measured on.
 
-    Args:
-        record: A record with rows of the suite "ladder".
-        docs: Folder of the rungs' pages; a kernel is linked to its page where there is one.
+    Parameters
+    ----------
+    record
+        A record with rows of the suite "ladder".
+    docs
+        Folder of the rungs' pages; a kernel is linked to its page where there is one.
 
-    Raises:
-        ValueError: the record has no such rows.
+    Raises
+    ------
+    ValueError
+        The record has no such rows.
     """
     rows = [row for row in record["rows"] if row["suite"] == "ladder"]
     if not rows:
@@ -53,7 +60,7 @@ def render_ladder(record: Record, docs: Path | None = None) -> str:
 
     ceiling = meta["ceilings"].get("float32")
     head = ["kernel", *(f"N={n}, µs" for n in lengths), "TFLOP/s", "of ceiling", "error"]
-    head += ["× naive", "× SDPA"]
+    head += ["vs naive", "vs SDPA"]
     lines = [
         "| " + " | ".join([head[0], "what it is", *head[1:]]) + " |",
         "|---|---|" + "---:|" * (len(head) - 1),
@@ -63,14 +70,14 @@ def render_ladder(record: Record, docs: Path | None = None) -> str:
         cells = [_name(impl, docs), next(iter(measured.values()))["title"]]
         cells += [_us(measured.get(n)) for n in lengths]
         if last is None:
-            cells += ["–"] * 5
+            cells += ["-"] * 5
         else:
             cells.append(f"{last['tflops']:.3g}")
-            cells.append(f"{100 * last['tflops'] / ceiling['tflops']:.3g}%" if ceiling else "–")
+            cells.append(f"{100 * last['tflops'] / ceiling['tflops']:.3g}%" if ceiling else "-")
             cells.append(f"{last['error']:.1e}")
             for other in ("torch_naive", "torch_sdpa"):
                 beside = by_impl.get(other, {}).get(longest)
-                cells.append(f"{beside['us'] / last['us']:.3g}" if beside else "–")
+                cells.append(f"{beside['us'] / last['us']:.3g}x" if beside else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([_caption(meta, rows, longest), "", *lines])
 
@@ -83,7 +90,7 @@ def _name(impl: str, docs: Path | None) -> str:
 
 def _us(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "–"
+        return "-"
     return f"{row['us']:,.1f}" if row["us"] < 1000 else f"{row['us']:,.0f}"
 
 
@@ -100,7 +107,7 @@ def _caption(meta: dict[str, Any], rows: list[dict[str, Any]], longest: int) -> 
         f"{meta['gpu']} ({', '.join(versions)}), {meta['date'][:10]}: B={row['batch']}, "
         f"H={row['heads_q']}, M=N, D={row['head_dim']}, {row['dtype']}, not causal. "
         f"Medians of up to {repetitions} calls. The last columns are for N={longest}: error is "
-        "‖out − ref‖/‖ref‖ against float64, × is how many times as fast as PyTorch in the same run"
+        "‖out - ref‖/‖ref‖ against float64, the ratios are speed over PyTorch's in the same run"
     )
     if ceiling:
         text += f", the ceiling is {ceiling['tflops']:.1f} TFLOP/s ({ceiling['method']})"
@@ -110,11 +117,14 @@ def _caption(meta: dict[str, Any], rows: list[dict[str, Any]], longest: int) -> 
 def write_readme(readme: Path | str, record: Record) -> bool:
     """Puts the ladder's table between the README's two markers.
 
-    Returns:
-        Whether the file changed.
+    Returns
+    -------
+    Whether the file changed.
 
-    Raises:
-        ValueError: the markers are missing or out of order.
+    Raises
+    ------
+    ValueError
+        The markers are missing or out of order.
     """
     readme = Path(readme)
     text = readme.read_text()
