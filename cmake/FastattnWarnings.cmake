@@ -2,6 +2,9 @@
 # compiler can't break a user's install.
 function(fastattn_set_warnings target)
   set(_flags -Wall -Wextra)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    list(APPEND _flags -Wno-restrict)  # false alarms on std::string + (GCC bug 105651)
+  endif()
   if(FASTATTN_WARNINGS_AS_ERRORS)
     list(APPEND _flags -Werror)
   endif()

@@ -14,7 +14,7 @@ endforeach()
 # An install tree must be relocatable.
 file(RENAME "${WORK_DIR}/moved-from" "${WORK_DIR}/prefix")
 
-run("${CMAKE_COMMAND}" -G "${GENERATOR}" "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}"
+run("${CMAKE_COMMAND}" -G "${GENERATOR}" --no-warn-unused-cli "-DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM}"
   -S "${CMAKE_CURRENT_LIST_DIR}" -B "${WORK_DIR}/build"
   "-DCMAKE_BUILD_TYPE=${CONFIG}" "-DCMAKE_CXX_COMPILER=${CXX_COMPILER}"
   "-DCMAKE_PREFIX_PATH=${WORK_DIR}/prefix"
