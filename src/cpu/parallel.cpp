@@ -1,0 +1,129 @@
+#include "cpu/parallel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#if FASTATTN_USE_OPENMP
+#include <omp.h>
+#endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+namespace fastattn::cpu {
+namespace {
+
+// An exception must not leave a parallel region or a thread.
+class FirstException {
+ public:
+  void run(const std::function<void()>& worker) noexcept {
+    try {
+      worker();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      if (!first_) first_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (first_) std::rethrow_exception(first_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr first_;
+};
+
+void run_on_std_threads(int count, const std::function<void()>& worker) {
+  FirstException failure;
+  std::vector<std::thread> helpers;
+  helpers.reserve(static_cast<std::size_t>(count - 1));
+  for (int i = 1; i < count; ++i) {
+    try {
+      helpers.emplace_back([&] { failure.run(worker); });
+    } catch (const std::system_error&) {
+      break;  // the system has no thread left for us: those that run share the work
+    }
+  }
+  failure.run(worker);
+  for (std::thread& helper : helpers) helper.join();
+  failure.rethrow();
+}
+
+#if FASTATTN_USE_OPENMP
+
+// After fork() the child has none of the OpenMP runtime's threads, and GNU's runtime waits for them
+// for ever. The child starts plain threads instead.
+std::atomic<bool> is_forked_child = false;
+
+void watch_for_fork() {
+#if defined(__unix__) || defined(__APPLE__)
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { is_forked_child.store(true); });
+  static_cast<void>(registered);
+#endif
+}
+
+#else
+
+// The outermost level of a list such as "4,2"; 0: not set, or not a positive number.
+int threads_from_environment() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr) return 0;
+  const long value = std::strtol(text, nullptr, 10);
+  return static_cast<int>(std::clamp(value, 0L, 1024L));
+}
+
+int threads_of_process() {
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+#endif
+
+}  // namespace
+
+#if FASTATTN_USE_OPENMP
+
+int max_threads() { return omp_get_max_threads(); }
+
+std::string_view threading_name() { return "OpenMP"; }
+
+void run_on_threads(int count, const std::function<void()>& worker) {
+  if (count <= 1) return worker();
+  watch_for_fork();
+  if (is_forked_child.load(std::memory_order_relaxed)) return run_on_std_threads(count, worker);
+  FirstException failure;
+#pragma omp parallel num_threads(count)
+  failure.run(worker);
+  failure.rethrow();
+}
+
+#else
+
+int max_threads() {
+  static const int from_environment = threads_from_environment();
+  return from_environment > 0 ? from_environment : threads_of_process();
+}
+
+std::string_view threading_name() { return "std::thread"; }
+
+void run_on_threads(int count, const std::function<void()>& worker) {
+  if (count <= 1) return worker();
+  run_on_std_threads(count, worker);
+}
+
+#endif
+
+}  // namespace fastattn::cpu
