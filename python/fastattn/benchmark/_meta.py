@@ -7,26 +7,25 @@ from datetime import datetime, timezone
 from typing import Any
 
 import fastattn
+from fastattn import _core
 from fastattn.benchmark import _machine
 
 
 def gpus() -> list[dict[str, Any]]:
-    """The GPUs that fastattn sees, as ``fastattn.show_config("dict")`` tells; device 0 is used."""
-    found: list[dict[str, Any]] = fastattn.show_config("dict")["gpus"]
-    return found
+    """The GPUs that fastattn sees: name, compute_capability, multiprocessors. The first is used."""
+    return list(_core.cuda_devices())
 
 
 def new_record(seed: int | None = None) -> dict[str, Any]:
     """A record without rows. torch's version is filled in where torch is imported by now."""
-    config = fastattn.show_config("dict")
     root = _machine.source_root()
     torch = sys.modules.get("torch")
     meta = {
         "gpu": gpus()[0]["name"] if gpus() else None,
         "cpu": _machine.cpu_model(),
-        "cpu_threads": config["cpu_threads"],
+        "cpu_threads": _core.cpu_threads(),
         "driver": _machine.nvidia_smi("driver_version") if gpus() else None,
-        "cuda": config["cuda_toolkit"] or None,
+        "cuda": _core.build_info()["cuda_toolkit"] or None,
         "torch": str(torch.__version__) if torch is not None else None,
         "fastattn": fastattn.__version__,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

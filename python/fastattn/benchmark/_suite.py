@@ -14,6 +14,7 @@ import fastattn
 from fastattn import testing
 from fastattn.benchmark import _machine
 from fastattn.benchmark._arrays import Arrays, Call, Expected, Problem, TorchArrays
+from fastattn.benchmark._meta import gpus
 
 # A median of fewer calls says little; even a row far over its time gets these.
 _MIN_REPETITIONS = 3
@@ -309,9 +310,9 @@ def measure_ceiling(arrays: Arrays, dtype: str) -> Ceiling | None:
         return Ceiling(2.0 * size**3 / us * 1e-6, method)
     if arrays.device == "cuda" and dtype == "float32":
         clock = _machine.nvidia_smi_mhz("clocks.max.sm")
-        gpus = fastattn.show_config("dict")["gpus"]
-        if clock and gpus:
-            capability, processors = gpus[0]["compute_capability"], gpus[0]["multiprocessors"]
+        found = gpus()
+        if clock and found:
+            capability, processors = found[0]["compute_capability"], found[0]["multiprocessors"]
             peak = _machine.fp32_peak_tflops(capability, processors, clock)
             return Ceiling(peak, f"peak by arithmetic: {processors} SMs at {clock} MHz, unmeasured")
     return None
