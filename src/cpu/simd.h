@@ -52,7 +52,7 @@ FASTATTN_INLINE Vec max_of(Vec x, Vec running) { return x > running ? x : runnin
 // 2^r is the minimax polynomial with p(0) = 1 (relative error 9.2e-8).
 FASTATTN_INLINE Vec exp2_nonpositive(Vec x) {
   constexpr float kRound = 12582912.0F + 127.0F;
-  x = x < -127.0F ? broadcast(-127.0F) : x;
+  x = max_of(broadcast(-127.0F), x);
   const Vec shifted = x + kRound;
   const Vec r = x - (shifted - kRound);
   Vec p = broadcast(0x1.5bba14p-10F);

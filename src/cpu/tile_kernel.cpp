@@ -98,68 +98,95 @@ std::size_t scratch_bytes(const Call& call) {
   return scratch.used;
 }
 
-// S^T = K Q^T for one tile, hidden scores -inf; raises tile_max. [key][row]
+// S^T of kBroadcasts keys, added to what `s` holds where `resume`; raises `max`. A function of its own
+// because its pointers need all the general registers. [key][row]
 template <int kVecs>
-void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim, float* scores,
-                Vec (&tile_max)[kVecs]) {
+__attribute__((noinline)) void score_keys(const float* q, const float* const (&keys)[kBroadcasts],
+                                          int depth, bool resume, float* s, float* max) {
   constexpr int kRow = kVecs * kLanes;
-  const int keys = tile.end - tile.begin;
-  for (int d_begin = 0; d_begin < head_dim; d_begin += kDepth) {
-    const int depth = head_dim - d_begin < kDepth ? head_dim - d_begin : kDepth;
-    const bool is_last_pass = d_begin + depth == head_dim;
-    for (int j = 0; j < keys; j += kBroadcasts) {
-      const float* k[kBroadcasts];
-      Vec sum[kBroadcasts][kVecs];
-      float* s = scores + j * kRow;
+  Vec sum[kBroadcasts][kVecs];
+  const float* k[kBroadcasts];
+  FASTATTN_UNROLL
+  for (int i = 0; i < kBroadcasts; ++i) {
+    k[i] = keys[i];
+    FASTATTN_UNROLL
+    for (int x = 0; x < kVecs; ++x) sum[i][x] = Vec{};
+  }
+  if (resume) {
+    FASTATTN_UNROLL
+    for (int i = 0; i < kBroadcasts; ++i) {
       FASTATTN_UNROLL
-      for (int i = 0; i < kBroadcasts; ++i) {
-        const int key = j + i < keys ? j + i : keys - 1;
-        k[i] = tile.k + key * tile.k_stride + d_begin;
-        FASTATTN_UNROLL
-        for (int x = 0; x < kVecs; ++x) {
-          sum[i][x] = d_begin == 0 ? Vec{} : load(s + i * kRow + x * kLanes);
-        }
-      }
-      const float* q = group.q + static_cast<std::int64_t>(d_begin) * kRow;
-      for (int d = 0; d < depth; ++d, q += kRow) {
-        Vec row[kVecs];
-        FASTATTN_UNROLL
-        for (int x = 0; x < kVecs; ++x) row[x] = load(q + x * kLanes);
-        FASTATTN_UNROLL
-        for (int i = 0; i < kBroadcasts; ++i) {
-          const Vec element = broadcast(k[i][d]);
-          FASTATTN_UNROLL
-          for (int x = 0; x < kVecs; ++x) sum[i][x] += element * row[x];
-        }
-      }
-      if (is_last_pass && (masked || j + kBroadcasts > keys)) {
-        FASTATTN_UNROLL
-        for (int i = 0; i < kBroadcasts; ++i) {
-          // Behind the tile's end every row is told that the key is out of its range.
-          const std::int32_t key = j + i < keys ? tile.begin + j + i : INT32_MAX;
-          FASTATTN_UNROLL
-          for (int x = 0; x < kVecs; ++x) {
-            const IntVec visible =
-                (load(group.first + x * kLanes) <= key) & (load(group.last + x * kLanes) > key);
-            sum[i][x] = visible ? sum[i][x] : broadcast(-kInfinity);
-          }
-        }
-      }
-      FASTATTN_UNROLL
-      for (int i = 0; i < kBroadcasts; ++i) {
-        FASTATTN_UNROLL
-        for (int x = 0; x < kVecs; ++x) {
-          store(s + i * kRow + x * kLanes, sum[i][x]);
-          if (is_last_pass) tile_max[x] = max_of(sum[i][x], tile_max[x]);
-        }
-      }
+      for (int x = 0; x < kVecs; ++x) sum[i][x] = load(s + i * kRow + x * kLanes);
     }
   }
+  for (std::int64_t d = 0; d < depth; ++d, q += kRow) {
+    Vec row[kVecs];
+    FASTATTN_UNROLL
+    for (int x = 0; x < kVecs; ++x) row[x] = load(q + x * kLanes);
+    FASTATTN_UNROLL
+    for (int i = 0; i < kBroadcasts; ++i) {
+      const Vec element = broadcast(k[i][d]);
+      FASTATTN_UNROLL
+      for (int x = 0; x < kVecs; ++x) sum[i][x] += element * row[x];
+    }
+  }
+  FASTATTN_UNROLL
+  for (int x = 0; x < kVecs; ++x) {
+    Vec running = load(max + x * kLanes);
+    FASTATTN_UNROLL
+    for (int i = 0; i < kBroadcasts; ++i) {
+      store(s + i * kRow + x * kLanes, sum[i][x]);
+      running = max_of(sum[i][x], running);
+    }
+    store(max + x * kLanes, running);
+  }
+}
+
+// Sets hidden scores to -inf and takes `max` anew from what is left.
+template <int kVecs>
+void hide_keys(const Group& group, const Tile& tile, float* scores, float* max) {
+  constexpr int kRow = kVecs * kLanes;
+  FASTATTN_UNROLL
+  for (int x = 0; x < kVecs; ++x) {
+    const IntVec first = load(group.first + x * kLanes);
+    const IntVec last = load(group.last + x * kLanes);
+    Vec running = broadcast(-kInfinity);
+    for (int key = tile.begin; key < tile.end; ++key) {
+      float* s = scores + (key - tile.begin) * kRow + x * kLanes;
+      const Vec score = (first <= key) & (last > key) ? load(s) : broadcast(-kInfinity);
+      store(s, score);
+      running = max_of(score, running);
+    }
+    store(max + x * kLanes, running);
+  }
+}
+
+// S^T = K Q^T for one tile, hidden scores -inf, and its largest score per row.
+template <int kVecs>
+void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim, float* scores,
+                float* max) {
+  constexpr int kRow = kVecs * kLanes;
+  const int keys = tile.end - tile.begin;
+  for (int d = 0; d < head_dim; d += kDepth) {
+    FASTATTN_UNROLL
+    for (int x = 0; x < kVecs; ++x) store(max + x * kLanes, broadcast(-kInfinity));
+    for (int j = 0; j < keys; j += kBroadcasts) {
+      // Behind the tile's end the last key is scored again: no maximum changes, and no one reads it.
+      const float* k[kBroadcasts];
+      FASTATTN_UNROLL
+      for (int i = 0; i < kBroadcasts; ++i) {
+        k[i] = tile.k + (j + i < keys ? j + i : keys - 1) * tile.k_stride + d;
+      }
+      const int depth = head_dim - d < kDepth ? head_dim - d : kDepth;
+      score_keys<kVecs>(group.q + std::int64_t{d} * kRow, k, depth, d != 0, scores + j * kRow, max);
+    }
+  }
+  if (masked) hide_keys<kVecs>(group, tile, scores, max);
 }
 
 // P^T = 2^(S^T - row_max) in place, row_sum, and by how much the older sums shrink.
 template <int kVecs>
-void soften_tile(const Group& group, int keys, float* scores, const Vec (&tile_max)[kVecs],
+void soften_tile(const Group& group, int keys, float* scores, const float* max,
                  Vec (&shrink)[kVecs]) {
   constexpr int kRow = kVecs * kLanes;
   Vec row_max[kVecs];
@@ -167,7 +194,7 @@ void soften_tile(const Group& group, int keys, float* scores, const Vec (&tile_m
   FASTATTN_UNROLL
   for (int x = 0; x < kVecs; ++x) {
     const Vec old_max = load(group.row_max + x * kLanes);
-    const Vec new_max = max_of(tile_max[x], old_max);
+    const Vec new_max = max_of(load(max + x * kLanes), old_max);
     store(group.row_max + x * kLanes, new_max);
     // A row that has seen no key yet keeps -inf; its weights are 2^(-inf - 0) = 0, not NaN.
     row_max[x] = new_max == -kInfinity ? Vec{} : new_max;
@@ -256,12 +283,10 @@ bool values_are_finite(const Tile& tile, int head_dim_v) {
 template <int kVecs>
 void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, float* scores) {
   const bool masked = group.first_max > tile.begin || group.last_min < tile.end;
-  Vec tile_max[kVecs];
+  alignas(64) float max[kVecs * kLanes];
   Vec shrink[kVecs];
-  FASTATTN_UNROLL
-  for (int x = 0; x < kVecs; ++x) tile_max[x] = broadcast(-kInfinity);
-  score_tile<kVecs>(group, tile, masked, p.head_dim, scores, tile_max);
-  soften_tile<kVecs>(group, tile.end - tile.begin, scores, tile_max, shrink);
+  score_tile<kVecs>(group, tile, masked, p.head_dim, scores, max);
+  soften_tile<kVecs>(group, tile.end - tile.begin, scores, max, shrink);
   if (masked && !values_are_finite(tile, p.head_dim_v)) {
     accumulate_tile<kVecs, true>(group, tile, p.head_dim_v, scores, shrink);
   } else {
