@@ -37,52 +37,55 @@ using Kind = ArgumentError::Kind;
 // XLA records a handler that has the command-buffer trait into a CUDA graph,
 // and what it records so must not allocate. Kernels with scratch memory of
 // their own go by a second name, without the trait.
-constexpr const char *kTarget = "fastattn_forward";
-constexpr const char *kScratchTarget = "fastattn_forward_scratch";
+constexpr const char* kTarget = "fastattn_forward";
+constexpr const char* kScratchTarget = "fastattn_forward_scratch";
 
-[[noreturn]] void wrong_shape(const char *name, Dims dims,
-                              const std::string &wanted) {
-  std::string shape;
-  for (const std::int64_t size : dims)
-    shape += (shape.empty() ? "" : ", ") + std::to_string(size);
-  throw ArgumentError(Kind::kValue, std::string(name) + ": got shape (" +
-                                        shape + "), takes " + wanted);
+std::string shape_text(Dims dims) {
+  std::string text;
+  for (const std::int64_t size : dims) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "(" + text + ")";
 }
 
-// XLA's buffers are dense and row-major. What vmap puts before the four
-// dimensions [batch, heads, length, head_dim] is folded into the batch.
+[[noreturn]] void wrong_shape(const char* name, Dims dims, const std::string& what) {
+  throw ArgumentError(Kind::kValue,
+                      std::string(name) + ": got shape " + shape_text(dims) + ", " + what);
+}
+
+// XLA's buffers are dense and row-major. What vmap puts before the four dimensions
+// [batch, heads, length, head_dim] is folded into the batch.
 struct Operand {
+  const char* name;
+  Dims dims;
   int batch, heads, length, head_dim;
 
-  Operand(const char *name, Dims dims) {
+  Operand(const char* operand_name, Dims shape) : name(operand_name), dims(shape) {
     constexpr std::int64_t kLargest = std::numeric_limits<int>::max();
-    if (dims.size() < 4)
-      wrong_shape(name, dims, "[batch, heads, length, head_dim]");
+    if (dims.size() < 4) wrong_shape(name, dims, "takes (batch, heads, length, head_dim)");
     std::int64_t folded = 1;
-    for (const std::int64_t size : dims.first(dims.size() - 3)) {
-      if (size > kLargest || folded * size > kLargest) {
-        wrong_shape(name, dims,
-                    "a batch of at most " + std::to_string(kLargest));
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      const bool in_batch = i + 3 < dims.size();
+      if (in_batch && dims[i] <= kLargest) folded *= dims[i];
+      if (dims[i] > kLargest || folded > kLargest) {
+        wrong_shape(name, dims, "takes sizes up to " + std::to_string(kLargest));
       }
-      folded *= size;
     }
     const Dims inner = dims.last(3);
-    for (const std::int64_t size : inner) {
-      if (size > kLargest)
-        wrong_shape(name, dims, "sizes up to " + std::to_string(kLargest));
-    }
     batch = static_cast<int>(folded);
     heads = static_cast<int>(inner[0]);
     length = static_cast<int>(inner[1]);
     head_dim = static_cast<int>(inner[2]);
   }
+
+  void same(const char* what, int size, const Operand& other, int wanted) const {
+    if (size == wanted) return;
+    wrong_shape(name, dims,
+                std::string(what) + " " + std::to_string(size) + " is not the " +
+                    std::to_string(wanted) + " of " + other.name + " " + shape_text(other.dims));
+  }
 };
 
-Strides dense_strides(std::int64_t heads, std::int64_t length,
-                      std::int64_t head_dim) {
-  return {.batch = heads * length * head_dim,
-          .head = length * head_dim,
-          .row = head_dim};
+Strides dense_strides(std::int64_t heads, std::int64_t length, std::int64_t head_dim) {
+  return {.batch = heads * length * head_dim, .head = length * head_dim, .row = head_dim};
 }
 
 // The call but for its pointers.
@@ -90,16 +93,11 @@ ForwardParams describe(Dims q_dims, Dims k_dims, Dims v_dims) {
   const Operand q("q", q_dims);
   const Operand k("k", k_dims);
   const Operand v("v", v_dims);
-  const auto same = [](const char *name, Dims dims, const char *what, int got,
-                       int wanted) {
-    if (got != wanted)
-      wrong_shape(name, dims, std::string(what) + " " + std::to_string(wanted));
-  };
-  same("k", k_dims, "the batch of q,", k.batch, q.batch);
-  same("k", k_dims, "the head_dim of q,", k.head_dim, q.head_dim);
-  same("v", v_dims, "the batch of q,", v.batch, q.batch);
-  same("v", v_dims, "the heads of k,", v.heads, k.heads);
-  same("v", v_dims, "the length of k,", v.length, k.length);
+  k.same("batch size", k.batch, q, q.batch);
+  v.same("batch size", v.batch, q, q.batch);
+  k.same("head_dim", k.head_dim, q, q.head_dim);
+  v.same("head count", v.heads, k, k.heads);
+  v.same("length", v.length, k, k.length);
   return {.q = nullptr,
           .k = nullptr,
           .v = nullptr,
@@ -122,43 +120,36 @@ ForwardParams describe(Dims q_dims, Dims k_dims, Dims v_dims) {
 // ------------------------------------------------------------
 
 DType dtype_named(std::string_view name) {
-  for (const DType dtype :
-       {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
-    if (to_string(dtype) == name)
-      return dtype;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (to_string(dtype) == name) return dtype;
   }
-  throw ArgumentError(Kind::kType, "q: got dtype " + std::string(name) +
-                                       ", takes float32, float16 or bfloat16");
+  throw ArgumentError(Kind::kType,
+                      "q: got dtype " + std::string(name) + ", takes float32, float16 or bfloat16");
 }
 
 // The FFI target and the scale of a call, or an ArgumentError where no kernel
 // takes it.
-std::pair<const char *, float>
-xla_target(const std::vector<std::int64_t> &q_shape,
-           const std::vector<std::int64_t> &k_shape,
-           const std::vector<std::int64_t> &v_shape, std::string_view dtype,
-           std::string_view kernel, bool causal, std::pair<int, int> window,
-           std::optional<float> scale, bool cuda, int device) {
+std::pair<const char*, float> xla_target(const std::vector<std::int64_t>& q_shape,
+                                         const std::vector<std::int64_t>& k_shape,
+                                         const std::vector<std::int64_t>& v_shape,
+                                         std::string_view dtype, std::string_view kernel,
+                                         bool causal, std::pair<int, int> window,
+                                         std::optional<float> scale, bool cuda, int device) {
   ForwardParams params = describe(q_shape, k_shape, v_shape);
   params.dtype = dtype_named(dtype);
-  params.mask = {.causal = causal,
-                 .window_left = window.first,
-                 .window_right = window.second};
+  params.mask = {.causal = causal, .window_left = window.first, .window_right = window.second};
   if (scale) {
     params.scale = *scale;
   } else if (params.head_dim > 0) {
-    params.scale = static_cast<float>(
-        1.0 / std::sqrt(static_cast<double>(params.head_dim)));
+    params.scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(params.head_dim)));
   }
   // There are no buffers yet; the check only looks whether the pointers are
   // null.
   std::byte placeholder{};
   params.q = params.k = params.v = params.out = &placeholder;
-  const Target target{.backend = cuda ? Backend::kCuda : Backend::kCpu,
-                      .device = device};
-  const Kernel &chosen = choose_kernel(params, target, kernel);
-  const bool scratch =
-      chosen.plan != nullptr && chosen.plan(params).workspace_bytes > 0;
+  const Target target{.backend = cuda ? Backend::kCuda : Backend::kCpu, .device = device};
+  const Kernel& chosen = choose_kernel(params, target, kernel);
+  const bool scratch = chosen.plan != nullptr && chosen.plan(params).workspace_bytes > 0;
   return {scratch ? kScratchTarget : kTarget, params.scale};
 }
 
@@ -167,45 +158,37 @@ xla_target(const std::vector<std::int64_t> &q_shape,
 
 std::optional<DType> dtype_of(ffi::DataType type) {
   switch (type) {
-  case ffi::DataType::F32:
-    return DType::kFloat32;
-  case ffi::DataType::F16:
-    return DType::kFloat16;
-  case ffi::DataType::BF16:
-    return DType::kBFloat16;
-  default:
-    return std::nullopt;
+    case ffi::DataType::F32:
+      return DType::kFloat32;
+    case ffi::DataType::F16:
+      return DType::kFloat16;
+    case ffi::DataType::BF16:
+      return DType::kBFloat16;
+    default:
+      return std::nullopt;
   }
 }
 
-Dims dims_of(const ffi::AnyBuffer &buffer) {
+Dims dims_of(const ffi::AnyBuffer& buffer) {
   const ffi::AnyBuffer::Dimensions dims = buffer.dimensions();
   return {dims.begin(), dims.size()};
 }
 
-void check_result(bool fits, const char *name, const ffi::AnyBuffer &buffer) {
-  if (!fits)
-    wrong_shape(name, dims_of(buffer),
-                "the shape and dtype that go with q and v");
+void check_result(bool fits, const char* name, const ffi::AnyBuffer& buffer) {
+  if (!fits) wrong_shape(name, dims_of(buffer), "not the shape or dtype that goes with q and v");
 }
 
-void run(const Target &target, const ffi::AnyBuffer &q, const ffi::AnyBuffer &k,
-         const ffi::AnyBuffer &v, const ffi::AnyBuffer &out,
-         const ffi::AnyBuffer *lse, std::string_view kernel, const Mask &mask,
-         float scale) {
+void run(const Target& target, const ffi::AnyBuffer& q, const ffi::AnyBuffer& k,
+         const ffi::AnyBuffer& v, const ffi::AnyBuffer& out, const ffi::AnyBuffer* lse,
+         std::string_view kernel, const Mask& mask, float scale) {
   ForwardParams params = describe(dims_of(q), dims_of(k), dims_of(v));
   const std::optional<DType> dtype = dtype_of(q.element_type());
-  if (!dtype || k.element_type() != q.element_type() ||
-      v.element_type() != q.element_type()) {
-    throw ArgumentError(
-        Kind::kType,
-        "q, k and v: take one dtype of float32, float16, bfloat16");
+  if (!dtype || k.element_type() != q.element_type() || v.element_type() != q.element_type()) {
+    throw ArgumentError(Kind::kType, "q, k and v: take one dtype of float32, float16, bfloat16");
   }
-  const std::int64_t rows =
-      std::int64_t{params.batch} * params.heads_q * params.len_q;
+  const std::int64_t rows = std::int64_t{params.batch} * params.heads_q * params.len_q;
   check_result(out.element_type() == q.element_type() &&
-                   static_cast<std::int64_t>(out.element_count()) ==
-                       rows * params.head_dim_v,
+                   static_cast<std::int64_t>(out.element_count()) == rows * params.head_dim_v,
                "out", out);
   params.q = q.untyped_data();
   params.k = k.untyped_data();
@@ -224,62 +207,52 @@ void run(const Target &target, const ffi::AnyBuffer &q, const ffi::AnyBuffer &k,
 }
 
 // Exceptions must not cross XLA's C interface.
-template <typename Call> ffi::Error to_error(const Call &call) noexcept {
+template <typename Call>
+ffi::Error to_error(const Call& call) noexcept {
   try {
     call();
     return ffi::Error::Success();
-  } catch (const ArgumentError &error) {
-    return {error.kind() == Kind::kUnsupported
-                ? ffi::ErrorCode::kUnimplemented
-                : ffi::ErrorCode::kInvalidArgument,
+  } catch (const ArgumentError& error) {
+    return {error.kind() == Kind::kUnsupported ? ffi::ErrorCode::kUnimplemented
+                                               : ffi::ErrorCode::kInvalidArgument,
             error.what()};
-  } catch (const std::bad_alloc &error) {
+  } catch (const std::bad_alloc& error) {
     return {ffi::ErrorCode::kResourceExhausted, error.what()};
-  } catch (const std::exception &error) {
+  } catch (const std::exception& error) {
     return ffi::Error::Internal(error.what());
   }
 }
 
 ffi::Error run_cpu(ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                   ffi::Result<ffi::AnyBuffer> out,
-                   std::optional<ffi::Result<ffi::AnyBuffer>> lse,
-                   std::string_view kernel, bool causal,
-                   std::int32_t window_left, std::int32_t window_right,
-                   float scale) {
+                   ffi::Result<ffi::AnyBuffer> out, std::optional<ffi::Result<ffi::AnyBuffer>> lse,
+                   std::string_view kernel, bool causal, std::int32_t window_left,
+                   std::int32_t window_right, float scale) {
   return to_error([&] {
-    run({.backend = Backend::kCpu}, q, k, v, *out, lse ? &**lse : nullptr,
-        kernel,
-        {.causal = causal,
-         .window_left = window_left,
-         .window_right = window_right},
-        scale);
+    run({.backend = Backend::kCpu}, q, k, v, *out, lse ? &**lse : nullptr, kernel,
+        {.causal = causal, .window_left = window_left, .window_right = window_right}, scale);
   });
 }
 
 // XLA has made the device of its stream current.
-ffi::Error run_cuda(void *stream, ffi::AnyBuffer q, ffi::AnyBuffer k,
-                    ffi::AnyBuffer v, ffi::Result<ffi::AnyBuffer> out,
-                    std::optional<ffi::Result<ffi::AnyBuffer>> lse,
-                    std::string_view kernel, bool causal,
-                    std::int32_t window_left, std::int32_t window_right,
-                    float scale) {
+ffi::Error run_cuda(void* stream, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
+                    ffi::Result<ffi::AnyBuffer> out, std::optional<ffi::Result<ffi::AnyBuffer>> lse,
+                    std::string_view kernel, bool causal, std::int32_t window_left,
+                    std::int32_t window_right, float scale) {
   return to_error([&] {
-    run({.backend = Backend::kCuda, .device = -1, .stream = stream}, q, k, v,
-        *out, lse ? &**lse : nullptr, kernel,
-        {.causal = causal,
-         .window_left = window_left,
-         .window_right = window_right},
-        scale);
+    run({.backend = Backend::kCuda, .device = -1, .stream = stream}, q, k, v, *out,
+        lse ? &**lse : nullptr, kernel,
+        {.causal = causal, .window_left = window_left, .window_right = window_right}, scale);
   });
 }
 
-template <typename Binding> auto bind_call(Binding binding) {
+template <typename Binding>
+auto bind_call(Binding binding) {
   return std::move(binding)
-      .template Arg<ffi::AnyBuffer>()         // q [..., B, Hq, M, D]
-      .template Arg<ffi::AnyBuffer>()         // k [..., B, Hkv, N, D]
-      .template Arg<ffi::AnyBuffer>()         // v [..., B, Hkv, N, Dv]
-      .template Ret<ffi::AnyBuffer>()         // out [..., B, Hq, M, Dv]
-      .template OptionalRet<ffi::AnyBuffer>() // lse [..., B, Hq, M]
+      .template Arg<ffi::AnyBuffer>()          // q [..., B, Hq, M, D]
+      .template Arg<ffi::AnyBuffer>()          // k [..., B, Hkv, N, D]
+      .template Arg<ffi::AnyBuffer>()          // v [..., B, Hkv, N, Dv]
+      .template Ret<ffi::AnyBuffer>()          // out [..., B, Hq, M, Dv]
+      .template OptionalRet<ffi::AnyBuffer>()  // lse [..., B, Hq, M]
       .template Attr<std::string_view>("kernel")
       .template Attr<bool>("causal")
       .template Attr<std::int32_t>("window_left")
@@ -287,21 +260,16 @@ template <typename Binding> auto bind_call(Binding binding) {
       .template Attr<float>("scale");
 }
 
-auto bind_cuda() {
-  return bind_call(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void *>>());
-}
+auto bind_cuda() { return bind_call(ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>()); }
 
 XLA_FFI_DEFINE_HANDLER(kCpuHandler, run_cpu, bind_call(ffi::Ffi::Bind()));
-XLA_FFI_DEFINE_HANDLER(kCudaHandler, run_cuda, bind_cuda(),
-                       {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER(kCudaHandler, run_cuda, bind_cuda(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(kCudaScratchHandler, run_cuda, bind_cuda());
 
 nb::list xla_targets() {
   nb::list targets;
-  const auto add = [&](const char *name, const char *platform,
-                       XLA_FFI_Handler *handler) {
-    targets.append(nb::make_tuple(
-        name, platform, nb::capsule(reinterpret_cast<void *>(handler))));
+  const auto add = [&](const char* name, const char* platform, XLA_FFI_Handler* handler) {
+    targets.append(nb::make_tuple(name, platform, nb::capsule(reinterpret_cast<void*>(handler))));
   };
   // A name is chosen while tracing, for the platform that JAX then names as its
   // default; the call may still be compiled for the CPU, so both names exist
@@ -313,19 +281,17 @@ nb::list xla_targets() {
   return targets;
 }
 
-} // namespace
+}  // namespace
 
-void bind_xla_ffi(nb::module_ &m) {
-  m.def("xla_targets", &xla_targets,
-        nb::sig("def xla_targets() -> list[tuple[str, str, object]]"),
+void bind_xla_ffi(nb::module_& m) {
+  m.def("xla_targets", &xla_targets, nb::sig("def xla_targets() -> list[tuple[str, str, object]]"),
         "The handlers to register with XLA: (name, platform, capsule).");
-  m.def("xla_target", &xla_target, nb::arg("q_shape"), nb::arg("k_shape"),
-        nb::arg("v_shape"), nb::arg("dtype"), nb::arg("kernel"),
-        nb::arg("causal"), nb::arg("window"), nb::arg("scale").none(),
-        nb::arg("cuda"), nb::arg("device"),
+  m.def("xla_target", &xla_target, nb::arg("q_shape"), nb::arg("k_shape"), nb::arg("v_shape"),
+        nb::arg("dtype"), nb::arg("kernel"), nb::arg("causal"), nb::arg("window"),
+        nb::arg("scale").none(), nb::arg("cuda"), nb::arg("device"),
         "The handler's name and the scale for a call of these shapes; raises "
         "where no kernel "
         "takes it. device: CUDA ordinal, or -1 for the current one.");
 }
 
-} // namespace fastattn::bindings
+}  // namespace fastattn::bindings

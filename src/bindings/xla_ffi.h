@@ -5,6 +5,6 @@
 namespace fastattn::bindings {
 
 // xla_targets() and xla_target(): what _jax.py needs.
-void bind_xla_ffi(nanobind::module_ &m);
+void bind_xla_ffi(nanobind::module_& m);
 
-} // namespace fastattn::bindings
+}  // namespace fastattn::bindings
