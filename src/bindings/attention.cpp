@@ -1,0 +1,454 @@
+// forward(): from Python's arguments to ForwardParams, and the result back.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string_view.h>
+
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings/bindings.h"
+#include "bindings/tensor.h"
+
+#if FASTATTN_HAVE_CUDA
+#include "bindings/in_flight.h"
+#endif
+
+namespace fastattn::bindings {
+namespace {
+
+// numpy.bool_ and numbers.Real: what Python's own bool and float do not cover.
+PyObject* numpy_bool = nullptr;
+PyObject* real_number = nullptr;
+
+void configure(nb::object resolve, nb::object bool_type, nb::object real_type) {
+  set_resolver(std::move(resolve));
+  numpy_bool = bool_type.release().ptr();
+  real_number = real_type.release().ptr();
+}
+
+std::string short_repr(nb::handle object) {
+  std::string text = nb::repr(object).c_str();
+  constexpr std::size_t kLongest = 80;
+  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
+  return text;
+}
+
+std::string found(const char* name, nb::handle object) {
+  return std::string(name) + ": got " + short_repr(object) + " of type " +
+         nb::type_name(object.type()).c_str();
+}
+
+bool to_flag(nb::handle object, const char* name) {
+  if (object.ptr() == Py_True) return true;
+  if (object.ptr() == Py_False) return false;
+  if (reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) != numpy_bool) {
+    wrong_type(found(name, object) + ", takes True or False");
+  }
+  return PyObject_IsTrue(object.ptr()) == 1;
+}
+
+float to_scale(nb::handle object, std::int64_t head_dim) {
+  if (object.is_none()) return static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
+  if (!PyFloat_Check(object.ptr())) {
+    const int is_real = PyObject_IsInstance(object.ptr(), real_number);
+    if (is_real < 0) throw nb::python_error();
+    if (is_real == 0 || PyBool_Check(object.ptr())) {
+      wrong_type(found("scale", object) + ", takes a real number or None");
+    }
+  }
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
+    PyErr_Clear();
+    wrong_value("scale: got an integer beyond float32, takes a finite number");
+  }
+  const auto scale = static_cast<float>(value);
+  if (!std::isfinite(scale)) {
+    wrong_value("scale: got " + short_repr(object) + ", takes a number that is finite in float32");
+  }
+  return scale;
+}
+
+// One side of the window. What no int holds is no limit: sequences are shorter than that.
+int to_window_side(nb::handle object, nb::handle window) {
+  const nb::object index =
+      nb::steal(PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    wrong_type(found("window", window) + ", takes None or a pair of integers (left, right)");
+  }
+  int overflow = 0;
+  const long long value = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
+  if (overflow > 0 || value > std::numeric_limits<int>::max()) return -1;
+  if (overflow < 0 || value < -1) {
+    wrong_value("window: got " + short_repr(window) + ", takes numbers from -1 (no limit)");
+  }
+  return static_cast<int>(value);
+}
+
+Mask to_mask(nb::handle causal, nb::handle window) {
+  Mask mask{.causal = to_flag(causal, "causal")};
+  if (window.is_none()) return mask;
+  if (!PyTuple_Check(window.ptr()) && !PyList_Check(window.ptr())) {
+    wrong_type(found("window", window) + ", takes None or a pair of integers (left, right)");
+  }
+  const auto size = nb::len(window);
+  if (size != 2) {
+    wrong_value("window: got " + std::to_string(size) + " numbers, takes two: (left, right)");
+  }
+  mask.window_left = to_window_side(window[0], window);
+  mask.window_right = to_window_side(window[1], window);
+  return mask;
+}
+
+std::string_view to_kernel_name(nb::handle object) {
+  if (!PyUnicode_Check(object.ptr())) wrong_type(found("kernel", object) + ", takes a string");
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(object.ptr(), &size);
+  if (text == nullptr) throw nb::python_error();
+  return {text, static_cast<std::size_t>(size)};
+}
+
+// A cudaStream_t from an integer or from any framework's stream object; empty for None.
+std::optional<void*> to_stream(nb::handle object) {
+  if (object.is_none()) return std::nullopt;
+  nb::object value = nb::borrow(object);
+  if (!PyLong_Check(object.ptr())) {
+    if (nb::hasattr(object, "__cuda_stream__")) {
+      value = object.attr("__cuda_stream__")()[1];  // (protocol version, handle)
+    } else if (nb::hasattr(object, "cuda_stream")) {
+      value = object.attr("cuda_stream");
+    } else if (nb::hasattr(object, "ptr")) {
+      value = object.attr("ptr");
+    }
+  }
+  if (!PyLong_Check(value.ptr()) || PyBool_Check(value.ptr())) {
+    wrong_type(found("stream", object) +
+               ", takes None, an integer, or an object with __cuda_stream__(), .cuda_stream or "
+               ".ptr");
+  }
+  const long long handle = PyLong_AsLongLong(value.ptr());
+  if (handle < 0) {  // also what does not fit
+    PyErr_Clear();
+    wrong_value("stream: got " + short_repr(value) + ", takes 0 or 1 (legacy default stream), 2 "
+                "(per-thread default stream) or a stream's handle");
+  }
+  // 1 is DLPack's name, and CUDA's, of the stream that 0 is; one name makes them comparable.
+  return std::bit_cast<void*>(static_cast<std::intptr_t>(handle == 1 ? 0 : handle));
+}
+
+// The stream on which the framework of `q` enqueues its own work now.
+void* current_stream(const ArrayType& type, const Device& device) {
+  void* stream = nullptr;
+  if (type.path == Path::kExchange) {
+    if (type.exchange->current_work_stream(kDLCUDA, device.ordinal, &stream) != 0) {
+      throw nb::python_error();
+    }
+  } else if (type.path == Path::kNoSync) {
+    stream = to_stream(type.adapter.attr("current_stream")(device.ordinal)).value_or(nullptr);
+  }
+  return stream;
+}
+
+// --- checks --------------------------------------------------------------------------------------
+
+void same_size(const Tensor& tensor, int dim, const char* what, const Tensor& other, int other_dim) {
+  const std::int64_t size = tensor.shape[static_cast<std::size_t>(dim)];
+  const std::int64_t wanted = other.shape[static_cast<std::size_t>(other_dim)];
+  if (size != wanted) {
+    wrong_value(std::string(tensor.name) + ": got shape " + tensor.shape_text() + ", " + what +
+                " " + std::to_string(size) + " is not the " + std::to_string(wanted) + " of " +
+                other.name + " " + other.shape_text());
+  }
+}
+
+void same_dtype(const Tensor& tensor, const Tensor& q) {
+  if (tensor.dtype != q.dtype) {
+    wrong_type(std::string(tensor.name) + ": got dtype " + std::string(to_string(tensor.dtype)) +
+               ", takes that of q, " + std::string(to_string(q.dtype)));
+  }
+}
+
+void same_device(const Tensor& tensor, const Tensor& q) {
+  if (tensor.device != q.device) {
+    wrong_value(std::string(tensor.name) + ": on " + to_string(tensor.device) +
+                ", takes the device of q, " + to_string(q.device));
+  }
+}
+
+void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
+  for (const Tensor* tensor : {&k, &v}) {
+    same_dtype(*tensor, q);
+    same_device(*tensor, q);
+    same_size(*tensor, 0, "batch size", q, 0);
+  }
+  same_size(k, 3, "head_dim", q, 3);
+  same_size(v, 1, "head count", k, 1);
+  same_size(v, 2, "length", k, 2);
+}
+
+// Whether a write to one may change the other.
+bool share_memory(const Tensor& a, const Tensor& b) {
+  if (a.is_empty() || b.is_empty()) return false;
+  if (a.data == b.data) return true;
+  // Of views with gaps, which may interleave, only the start is compared.
+  if (!a.is_dense() || !b.is_dense()) return false;
+  const auto bytes = [](const Tensor& t) {
+    std::int64_t count = t.dtype == DType::kFloat32 ? 4 : 2;
+    for (const std::int64_t size : t.shape) count *= size;
+    return count;
+  };
+  const auto* a_begin = static_cast<const char*>(a.data);
+  const auto* b_begin = static_cast<const char*>(b.data);
+  return a_begin < b_begin + bytes(b) && b_begin < a_begin + bytes(a);
+}
+
+void check_out(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v) {
+  same_dtype(out, q);
+  same_device(out, q);
+  if (out.read_only) wrong_value("out: the array is read-only");
+  for (int dim = 0; dim < 3; ++dim) same_size(out, dim, "size", q, dim);
+  same_size(out, 3, "head_dim", v, 3);
+  if (!out.rows_are_contiguous()) {
+    wrong_value("out: the last dimension has stride " + std::to_string(out.stride[3]) +
+                ", takes stride 1");
+  }
+  for (std::size_t i = 0; i < kRank; ++i) {
+    if (out.shape[i] > 1 && out.stride[i] == 0) {
+      wrong_value("out: elements share memory (stride 0 in dimension " + std::to_string(i) + ")");
+    }
+  }
+  for (const Tensor* input : {&q, &k, &v}) {
+    if (share_memory(out, *input)) {
+      wrong_value("out: shares memory with " + std::string(input->name) +
+                  ", which is still read while out is written");
+    }
+  }
+}
+
+// --- the call ------------------------------------------------------------------------------------
+
+// One of the caller's arrays.
+struct Operand {
+  nb::object object;  // or the copy that stands for it
+  Tensor tensor;
+  bool foreign = false;  // of another framework than q
+
+  void read(const ArrayType& type, nb::handle array, const char* name, void* stream) {
+    object = nb::borrow(array);
+    tensor.read(type, object, name, stream, foreign);
+  }
+};
+
+struct Launch {
+  void* stream = nullptr;
+  bool elsewhere = false;  // not on the current stream of q's framework
+
+  // What the adapters' allocators are told: None is their current stream.
+  [[nodiscard]] nb::object argument() const {
+    if (!elsewhere) return nb::none();
+    return nb::int_(std::bit_cast<std::intptr_t>(stream));
+  }
+};
+
+Launch choose_stream(const Tensor& q, std::optional<void*> wanted) {
+  if (q.device.backend == Backend::kCpu) {
+    if (wanted) wrong_value("stream: takes None for arrays on the CPU");
+    return {};
+  }
+  if (q.type->path == Path::kStream) return {.stream = wanted.value_or(nullptr)};
+  void* const current = current_stream(*q.type, q.device);
+  if (!wanted) return {.stream = current};
+  return {.stream = *wanted, .elsewhere = *wanted != current};
+}
+
+// The kernels read rows of contiguous elements; the framework copies what is laid out otherwise.
+void make_rows_contiguous(std::optional<Operand>& operand, const Launch& launch) {
+  const Tensor& tensor = operand->tensor;
+  if (tensor.rows_are_contiguous()) return;
+  const ArrayType& type = *tensor.type;
+  const char* const name = tensor.name;
+  const bool foreign = operand->foreign;
+  const nb::object copy = type.adapter.attr("contiguous")(operand->object, launch.argument());
+  if (copy.is_none()) {
+    wrong_value(std::string(name) + ": the last dimension has stride " +
+                std::to_string(tensor.stride[3]) + ", takes stride 1; make a contiguous copy");
+  }
+  operand.emplace();
+  operand->foreign = foreign;
+  operand->read(type, copy, name, launch.stream);
+}
+
+nb::object allocate_out(const Operand& q, std::int64_t head_dim_v, const Launch& launch) {
+  const Tensor& like = q.tensor;
+  const ArrayType& type = *like.type;
+  const std::array<std::int64_t, kRank> shape = {like.shape[0], like.shape[1], like.shape[2],
+                                                 head_dim_v};
+  if (type.empty_like.is_none()) {
+    return allocate_by_exchange(type, like, like.dtype, kRank, shape.data());
+  }
+  // empty_like keeps the order of q's dimensions, which is a layout that we write where q is dense.
+  if (shape == like.shape && like.is_dense() && !launch.elsewhere) {
+    return type.empty_like(q.object);
+  }
+  return type.adapter.attr("empty")(q.object,
+                                    nb::make_tuple(shape[0], shape[1], shape[2], shape[3]),
+                                    to_string(like.dtype), launch.argument());
+}
+
+nb::object allocate_lse(const Operand& q, const Launch& launch) {
+  const Tensor& like = q.tensor;
+  const ArrayType& type = *like.type;
+  if (type.empty_like.is_none()) {
+    return allocate_by_exchange(type, like, DType::kFloat32, kRank - 1, like.shape.data());
+  }
+  return type.adapter.attr("empty")(
+      q.object, nb::make_tuple(like.shape[0], like.shape[1], like.shape[2]),
+      to_string(DType::kFloat32), launch.argument());
+}
+
+#if FASTATTN_HAVE_CUDA
+// Memory that goes back to its allocator in the order of the launch stream may be freed right after
+// the call. The rest is kept until the work is done.
+void keep_alive(std::initializer_list<const Operand*> operands, const Device& device,
+                const Launch& launch) {
+  std::vector<nb::object> kept;
+  for (const Operand* operand : operands) {
+    const ArrayType& type = *operand->tensor.type;
+    if (!launch.elsewhere && !operand->foreign && type.path != Path::kStream) continue;
+    const bool recorded =
+        launch.elsewhere && !operand->foreign &&
+        nb::cast<bool>(type.adapter.attr("record_stream")(operand->object, launch.argument()));
+    if (!recorded) kept.push_back(operand->tensor.owner(operand->object));
+  }
+  if (!kept.empty()) hold_until_done(device.ordinal, launch.stream, std::move(kept));
+}
+#endif
+
+nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, nb::handle kernel,
+                   nb::handle causal, nb::handle window, nb::handle scale, nb::handle return_lse,
+                   nb::handle out_array, nb::handle stream) {
+  const ArrayType& q_type = array_type(q_array, "q");
+  const ArrayType& k_type = array_type(k_array, "k");
+  const ArrayType& v_type = array_type(v_array, "v");
+  for (const ArrayType* type : {&q_type, &k_type, &v_type}) {
+    if (type->path == Path::kTraced) {
+      to_kernel_name(kernel);
+      const Mask mask = to_mask(causal, window);
+      const nb::object factor =
+          scale.is_none() ? nb::none() : nb::object(nb::float_(to_scale(scale, 1)));
+      return type->adapter.attr("forward")(
+          q_array, k_array, v_array, kernel, mask.causal,
+          nb::make_tuple(mask.window_left, mask.window_right), factor,
+          to_flag(return_lse, "return_lse"), out_array, stream);
+    }
+  }
+
+  const std::optional<void*> wanted_stream = to_stream(stream);
+  std::optional<Operand> q(std::in_place);
+  std::optional<Operand> k(std::in_place);
+  std::optional<Operand> v(std::in_place);
+  q->read(q_type, q_array, "q", wanted_stream.value_or(nullptr));
+  const Launch launch = choose_stream(q->tensor, wanted_stream);
+  k->foreign = !k_type.same_framework(q_type);
+  v->foreign = !v_type.same_framework(q_type);
+  k->read(k_type, k_array, "k", launch.stream);
+  v->read(v_type, v_array, "v", launch.stream);
+  check_inputs(q->tensor, k->tensor, v->tensor);
+
+  const std::string_view kernel_name = to_kernel_name(kernel);
+  const bool wants_lse = to_flag(return_lse, "return_lse");
+  const Mask mask = to_mask(causal, window);
+  const float factor = to_scale(scale, q->tensor.shape[3]);
+
+  make_rows_contiguous(q, launch);
+  make_rows_contiguous(k, launch);
+  make_rows_contiguous(v, launch);
+
+  Operand out;
+  const bool is_given = !out_array.is_none();
+  const nb::object out_object = is_given ? nb::borrow(out_array)
+                                         : allocate_out(*q, v->tensor.shape[3], launch);
+  const ArrayType& out_type = array_type(out_object, "out");
+  if (out_type.path == Path::kTraced) {
+    wrong_value(std::string("out: ") + out_type.type->tp_name + " is immutable");
+  }
+  out.foreign = !out_type.same_framework(q_type);
+  out.read(out_type, out_object, "out", launch.stream);
+  check_out(out.tensor, q->tensor, k->tensor, v->tensor);
+
+  Operand lse;
+  if (wants_lse) {
+    const nb::object lse_object = allocate_lse(*q, launch);
+    lse.tensor.rank = kRank - 1;
+    lse.read(array_type(lse_object, "lse"), lse_object, "lse", launch.stream);
+  }
+
+  const auto& [batch, heads_q, len_q, head_dim] = q->tensor.shape;
+  const ForwardParams params{.q = q->tensor.data,
+                             .k = k->tensor.data,
+                             .v = v->tensor.data,
+                             .out = out.tensor.data,
+                             .lse = static_cast<float*>(lse.tensor.data),
+                             .q_stride = q->tensor.strides(),
+                             .k_stride = k->tensor.strides(),
+                             .v_stride = v->tensor.strides(),
+                             .out_stride = out.tensor.strides(),
+                             .batch = static_cast<int>(batch),
+                             .heads_q = static_cast<int>(heads_q),
+                             .heads_kv = static_cast<int>(k->tensor.shape[1]),
+                             .len_q = static_cast<int>(len_q),
+                             .len_kv = static_cast<int>(k->tensor.shape[2]),
+                             .head_dim = static_cast<int>(head_dim),
+                             .head_dim_v = static_cast<int>(v->tensor.shape[3]),
+                             .scale = factor,
+                             .dtype = q->tensor.dtype,
+                             .mask = mask};
+  const Device& device = q->tensor.device;
+  const Target target{
+      .backend = device.backend, .device = device.ordinal, .stream = launch.stream};
+  if (device.backend == Backend::kCpu) {
+    // The arrays stay alive: the caller's frame and our operands refer to them.
+    const nb::gil_scoped_release release;
+    fastattn::forward(params, target, kernel_name);
+  } else {
+    fastattn::forward(params, target, kernel_name);
+  }
+#if FASTATTN_HAVE_CUDA
+  if (device.backend == Backend::kCuda) {
+    release_done();
+    keep_alive({&*q, &*k, &*v, &out}, device, launch);
+    if (wants_lse) keep_alive({&lse}, device, launch);
+  }
+#endif
+  if (is_given) out_type.adapter.attr("wrote")(out_object);
+  if (!wants_lse) return out_object;
+  return nb::make_tuple(out_object, lse.object);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  using namespace nb::literals;
+  m.def("configure", &configure, "resolve"_a, "bool_type"_a, "real_type"_a,
+        nb::sig("def configure(resolve: collections.abc.Callable[[type, str], object], "
+                "bool_type: type, real_type: type) -> None"),
+        "Called once, by fastattn._adapters.");
+  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "kernel"_a.none(), "causal"_a.none(),
+        "window"_a.none(), "scale"_a.none(), "return_lse"_a.none(), "out"_a.none(),
+        "stream"_a.none(),
+        nb::sig("def forward(q: typing.Any, k: typing.Any, v: typing.Any, kernel: str, "
+                "causal: bool, window: tuple[int, int] | None, scale: float | None, "
+                "return_lse: bool, out: typing.Any, stream: typing.Any) -> typing.Any"),
+        "See fastattn.forward.");
+}
+
+}  // namespace fastattn::bindings
