@@ -1,0 +1,213 @@
+// The one place that decides which kernel runs a call, and why another can't.
+#include <limits>
+#include <ranges>
+#include <string>
+
+#include "core/registry.h"
+#include "core/validate.h"
+#include "fastattn/fastattn.h"
+
+#if FASTATTN_HAVE_CUDA
+#include "cuda/device.h"
+#endif
+
+namespace fastattn {
+namespace {
+
+using Kind = ArgumentError::Kind;
+
+std::string quoted(std::string_view text) { return "'" + std::string(text) + "'"; }
+
+std::string join(const std::vector<std::string>& parts, std::string_view separator) {
+  std::string text;
+  for (const std::string& part : parts) {
+    if (!text.empty()) text += separator;
+    text += part;
+  }
+  return text;
+}
+
+std::string dtype_list(const Capabilities& takes) {
+  std::vector<std::string> names;
+  for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    if (takes.takes(dtype)) names.emplace_back(to_string(dtype));
+  }
+  return join(names, ", ");
+}
+
+std::string range(int low, int high) {
+  return low == high ? std::to_string(low) : std::to_string(low) + " to " + std::to_string(high);
+}
+
+bool head_dim_fits(const Kernel& kernel, int head_dim) {
+  const Capabilities& takes = kernel.capabilities;
+  return takes.head_dim_min <= head_dim && head_dim <= takes.head_dim_max;
+}
+
+bool is_windowed(const Mask& mask) { return mask.window_left >= 0 || mask.window_right >= 0; }
+
+// What of the call itself the kernel does not take, whatever the machine.
+std::vector<std::string> call_refusals(const Kernel& kernel, const ForwardParams& p) {
+  const Capabilities& takes = kernel.capabilities;
+  std::vector<std::string> reasons;
+  if (!takes.takes(p.dtype)) {
+    reasons.push_back("dtype " + std::string(to_string(p.dtype)) + " (it takes " +
+                      dtype_list(takes) + ")");
+  }
+  if (!head_dim_fits(kernel, p.head_dim)) {
+    reasons.push_back("head_dim " + std::to_string(p.head_dim) + " (it takes " +
+                      range(takes.head_dim_min, takes.head_dim_max) + ")");
+  }
+  if (p.head_dim_v != p.head_dim) {
+    if (!takes.head_dim_v_differs) {
+      reasons.push_back("head_dim of v " + std::to_string(p.head_dim_v) +
+                        " (it takes only that of q and k, " + std::to_string(p.head_dim) + ")");
+    } else if (!head_dim_fits(kernel, p.head_dim_v)) {
+      reasons.push_back("head_dim of v " + std::to_string(p.head_dim_v) + " (it takes " +
+                        range(takes.head_dim_min, takes.head_dim_max) + ")");
+    }
+  }
+  if (p.len_q != p.len_kv && !takes.lengths_differ) {
+    reasons.push_back("query length " + std::to_string(p.len_q) + " with key length " +
+                      std::to_string(p.len_kv) + " (it takes only equal lengths)");
+  }
+  if (p.heads_q != p.heads_kv && !takes.grouped_heads) {
+    reasons.push_back(std::to_string(p.heads_q) + " query heads with " +
+                      std::to_string(p.heads_kv) + " key/value heads (it takes only equal counts)");
+  }
+  if (p.mask.causal && !takes.causal) reasons.emplace_back("causal=True (it has no causal mask)");
+  if (is_windowed(p.mask) && !takes.window) {
+    reasons.push_back("window=(" + std::to_string(p.mask.window_left) + ", " +
+                      std::to_string(p.mask.window_right) + ") (it has no window)");
+  }
+  return reasons;
+}
+
+#if FASTATTN_HAVE_CUDA
+std::string compute_capability(int value) {
+  return std::to_string(value / 10) + "." + std::to_string(value % 10);
+}
+
+// What this GPU can't do of it. The plan is valid only where the call itself is taken.
+std::vector<std::string> device_refusals(const Kernel& kernel, const ForwardParams& p, int device) {
+  const DeviceInfo& gpu = cuda::device_info(device < 0 ? cuda::current_device() : device);
+  std::vector<std::string> reasons;
+  if (gpu.compute_capability < kernel.capabilities.min_compute_capability) {
+    reasons.push_back(gpu.name + ", compute capability " +
+                      compute_capability(gpu.compute_capability) + " (it needs " +
+                      compute_capability(kernel.capabilities.min_compute_capability) +
+                      " or newer)");
+  }
+  const LaunchPlan plan = kernel.plan(p);
+  if (plan.dynamic_shared_bytes > gpu.shared_bytes_per_block) {
+    reasons.push_back("head_dim " + std::to_string(p.head_dim) + " on " + gpu.name +
+                      " (it would need " + std::to_string(plan.dynamic_shared_bytes) +
+                      " bytes of shared memory per block; this GPU has " +
+                      std::to_string(gpu.shared_bytes_per_block) + ")");
+  }
+  if (plan.blocks > std::numeric_limits<std::int32_t>::max()) {
+    reasons.push_back(std::to_string(plan.blocks) + " blocks (a grid has at most 2147483647)");
+  }
+  return reasons;
+}
+#endif
+
+std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
+                                  [[maybe_unused]] int device) {
+  std::vector<std::string> reasons = call_refusals(kernel, p);
+#if FASTATTN_HAVE_CUDA
+  if (reasons.empty() && kernel.backend == Backend::kCuda) {
+    reasons = device_refusals(kernel, p, device);
+  }
+#endif
+  return reasons;
+}
+
+// The kernel itself, or the one it hands this head dim to.
+const Kernel& follow_redirect(const Kernel& kernel, const ForwardParams& p) {
+  if (kernel.redirect.empty() || head_dim_fits(kernel, p.head_dim)) return kernel;
+  return *find_kernel(kernel.redirect);
+}
+
+std::string takers(const ForwardParams& p, const Target& target) {
+  std::vector<std::string> names;
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->backend == target.backend && refusals(*kernel, p, target.device).empty()) {
+      names.push_back(quoted(kernel->name));
+    }
+  }
+  if (names.empty()) {
+    return "no kernel of the " + std::string(to_string(target.backend)) + " backend takes it";
+  }
+  return "kernels that take it: " + join(names, ", ");
+}
+
+const Kernel& choose_named(const ForwardParams& p, const Target& target, std::string_view name) {
+  const Kernel* kernel = find_kernel(name);
+  if (kernel == nullptr) {
+    std::vector<std::string> known = {"'auto'"};
+    for (const Kernel* each : kernels()) known.push_back(quoted(each->name));
+    for (const std::string_view cuda_name : core::cuda_kernel_names()) {
+      if (cuda_name == name) {
+        throw ArgumentError(Kind::kUnsupported,
+                            "kernel " + quoted(name) +
+                                " is a CUDA kernel, and this build has no CUDA backend: build "
+                                "with FASTATTN_CUDA=ON (kernels of this build: " +
+                                join(known, ", ") + ")");
+      }
+    }
+    throw ArgumentError(Kind::kValue, "kernel: unknown kernel " + quoted(name) + "; known are " +
+                                          join(known, ", "));
+  }
+  if (kernel->backend != target.backend) {
+    throw ArgumentError(Kind::kValue, "kernel: " + quoted(name) + " takes arrays on the " +
+                                          std::string(to_string(kernel->backend)) +
+                                          " backend, these are on " +
+                                          std::string(to_string(target.backend)));
+  }
+  const Kernel& runner = follow_redirect(*kernel, p);
+  const std::vector<std::string> reasons = refusals(runner, p, target.device);
+  if (!reasons.empty()) {
+    const std::string via = &runner == kernel ? "" : " (to which " + quoted(name) + " redirects)";
+    throw ArgumentError(Kind::kUnsupported, "kernel " + quoted(runner.name) + via +
+                                                " does not take " + join(reasons, "; ") + "; " +
+                                                takers(p, target));
+  }
+  return runner;
+}
+
+}  // namespace
+
+std::string refusal(const Kernel& kernel, const ForwardParams& params, const Target& target) {
+  if (kernel.backend != target.backend) {
+    return "arrays on " + std::string(to_string(target.backend)) + " (it is a kernel for " +
+           std::string(to_string(kernel.backend)) + ")";
+  }
+  return join(refusals(kernel, params, target.device), "; ");
+}
+
+const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
+                            std::string_view name) {
+  core::validate(params);
+#if !FASTATTN_HAVE_CUDA
+  if (target.backend == Backend::kCuda) {
+    throw ArgumentError(Kind::kUnsupported,
+                        "arrays are on a CUDA device, and this build has no CUDA backend: build "
+                        "with FASTATTN_CUDA=ON");
+  }
+#endif
+  if (name != "auto") return choose_named(params, target, name);
+  // Ladder order is the order of speed, so the last one that takes the call is the fastest.
+  std::vector<std::string> why_not;
+  for (const Kernel* kernel : kernels() | std::views::reverse) {
+    if (kernel->backend != target.backend) continue;
+    const std::vector<std::string> reasons = refusals(*kernel, params, target.device);
+    if (reasons.empty()) return *kernel;
+    why_not.push_back(quoted(kernel->name) + " does not take " + join(reasons, "; "));
+  }
+  throw ArgumentError(Kind::kUnsupported, "no kernel of the " +
+                                              std::string(to_string(target.backend)) +
+                                              " backend takes this call: " + join(why_not, ". "));
+}
+
+}  // namespace fastattn

@@ -1,0 +1,55 @@
+#include "core/validate.h"
+
+#include <cmath>
+#include <string>
+
+namespace fastattn::core {
+namespace {
+
+[[noreturn]] void wrong_value(const std::string& message) {
+  throw ArgumentError(ArgumentError::Kind::kValue, message);
+}
+
+void at_least(const char* name, int value, int least) {
+  if (value < least) {
+    wrong_value(std::string(name) + ": got " + std::to_string(value) + ", takes " +
+                std::to_string(least) + " or more");
+  }
+}
+
+void not_null(const char* name, const void* pointer, bool has_elements) {
+  if (has_elements && pointer == nullptr) {
+    wrong_value(std::string(name) + ": null pointer, but the shape has elements");
+  }
+}
+
+}  // namespace
+
+void validate(const ForwardParams& p) {
+  at_least("batch", p.batch, 0);
+  at_least("heads_q", p.heads_q, 0);
+  at_least("heads_kv", p.heads_kv, 0);
+  at_least("len_q", p.len_q, 0);
+  at_least("len_kv", p.len_kv, 0);
+  at_least("head_dim", p.head_dim, 1);
+  at_least("head_dim_v", p.head_dim_v, 1);
+  at_least("window_left", p.mask.window_left, -1);
+  at_least("window_right", p.mask.window_right, -1);
+  const bool heads_fit = p.heads_kv == 0 ? p.heads_q == 0 : p.heads_q % p.heads_kv == 0;
+  if (!heads_fit) {
+    wrong_value("heads: the " + std::to_string(p.heads_q) +
+                " query heads are not a multiple of the " + std::to_string(p.heads_kv) +
+                " key/value heads");
+  }
+  if (!std::isfinite(p.scale)) {
+    wrong_value("scale: got " + std::to_string(p.scale) + ", takes a finite number");
+  }
+  const bool has_rows = !is_empty(p);
+  const bool has_keys = p.batch > 0 && p.heads_kv > 0 && p.len_kv > 0;
+  not_null("q", p.q, has_rows);
+  not_null("k", p.k, has_keys);
+  not_null("v", p.v, has_keys);
+  not_null("out", p.out, has_rows);
+}
+
+}  // namespace fastattn::core

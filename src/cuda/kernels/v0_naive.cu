@@ -1,0 +1,136 @@
+// V0: attention as the formula says it.
+//
+// Idea            Three kernels over a score matrix in global memory: S = scale Q K^T, P = softmax(S)
+//                 in place, O = P V.
+// New             It is the first rung: nothing is tiled, nothing is kept on chip.
+// Who owns what   scores: a thread one score. softmax: a warp one row. output: a thread one element.
+// Limit now       Memory. S has M*N floats per head and crosses the memory bus four times; every
+//                 thread also reads its operands by itself, with nobody to share them with.
+// Read more       docs/ladder/v0.md
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/launch/launch.cuh"
+#include "cuda/launch/scratch.cuh"
+#include "fastattn/fastattn.h"
+
+namespace fastattn::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarpSize = 32;
+constexpr int kRowsPerBlock = kThreads / kWarpSize;  // softmax: one warp a row
+constexpr unsigned kAllLanes = 0xffffffffU;
+
+// Where element (row, 0) of one head lies in a tensor [B, H, length, D].
+__device__ std::int64_t row_offset(const Strides& stride, std::int64_t batch, std::int64_t head,
+                                   std::int64_t row) {
+  return batch * stride.batch + head * stride.head + row * stride.row;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scores_kernel(const __grid_constant__ ForwardParams p, float* gS /* [B, Hq, M, N] */) {
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t row_index = index / p.len_kv;  // into [B, Hq, M]
+  if (row_index >= static_cast<std::int64_t>(p.batch) * p.heads_q * p.len_q) return;
+  const std::int64_t key = index % p.len_kv;
+  const std::int64_t row = row_index % p.len_q;
+  const std::int64_t head = row_index / p.len_q % p.heads_q;
+  const std::int64_t batch = row_index / p.len_q / p.heads_q;
+  const std::int64_t kv_head = head / (p.heads_q / p.heads_kv);
+
+  const float* gQ = static_cast<const float*>(p.q) + row_offset(p.q_stride, batch, head, row);
+  const float* gK = static_cast<const float*>(p.k) + row_offset(p.k_stride, batch, kv_head, key);
+  float dot = 0.0F;
+  for (int d = 0; d < p.head_dim; ++d) dot += gQ[d] * gK[d];
+  gS[index] = __fmul_rn(dot, p.scale);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    softmax_kernel(const __grid_constant__ ForwardParams p, float* gS /* [B, Hq, M, N] */) {
+  const int lane = threadIdx.x % kWarpSize;
+  const std::int64_t row_index =
+      static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarpSize;
+  if (row_index >= static_cast<std::int64_t>(p.batch) * p.heads_q * p.len_q) return;
+  float* gRow = gS + row_index * p.len_kv;  // [N]
+
+  float row_max = -INFINITY;
+  for (int key = lane; key < p.len_kv; key += kWarpSize) row_max = fmaxf(row_max, gRow[key]);
+  for (int step = kWarpSize / 2; step > 0; step /= 2) {
+    row_max = fmaxf(row_max, __shfl_xor_sync(kAllLanes, row_max, step));
+  }
+  // With no finite score there is nothing to shift by, and -inf - -inf would be NaN.
+  const float shift = row_max == -INFINITY ? 0.0F : row_max;
+
+  float row_sum = 0.0F;
+  for (int key = lane; key < p.len_kv; key += kWarpSize) row_sum += expf(gRow[key] - shift);
+  for (int step = kWarpSize / 2; step > 0; step /= 2) {
+    row_sum += __shfl_xor_sync(kAllLanes, row_sum, step);
+  }
+
+  const float inverse = row_sum == 0.0F ? 0.0F : 1.0F / row_sum;
+  for (int key = lane; key < p.len_kv; key += kWarpSize) {
+    gRow[key] = expf(gRow[key] - shift) * inverse;
+  }
+  if (p.lse != nullptr && lane == 0) p.lse[row_index] = row_max + logf(row_sum);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    output_kernel(const __grid_constant__ ForwardParams p, const float* gP /* [B, Hq, M, N] */) {
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const std::int64_t row_index = index / p.head_dim_v;  // into [B, Hq, M]
+  if (row_index >= static_cast<std::int64_t>(p.batch) * p.heads_q * p.len_q) return;
+  const std::int64_t column = index % p.head_dim_v;
+  const std::int64_t row = row_index % p.len_q;
+  const std::int64_t head = row_index / p.len_q % p.heads_q;
+  const std::int64_t batch = row_index / p.len_q / p.heads_q;
+  const std::int64_t kv_head = head / (p.heads_q / p.heads_kv);
+
+  const float* gRow = gP + row_index * p.len_kv;  // [N]
+  const float* gV =
+      static_cast<const float*>(p.v) + row_offset(p.v_stride, batch, kv_head, 0) + column;
+  float sum = 0.0F;
+  for (int key = 0; key < p.len_kv; ++key) sum += gRow[key] * gV[key * p.v_stride.row];
+  static_cast<float*>(p.out)[row_offset(p.out_stride, batch, head, row) + column] = sum;
+}
+
+std::int64_t rows(const ForwardParams& p) {
+  return static_cast<std::int64_t>(p.batch) * p.heads_q * p.len_q;
+}
+
+// One thread per element, whatever the element is.
+LaunchPlan elementwise(std::int64_t elements) {
+  return {.blocks = ceil_div(elements, kThreads), .threads = kThreads};
+}
+
+LaunchPlan plan(const ForwardParams& p) {
+  LaunchPlan scores = elementwise(rows(p) * p.len_kv);
+  scores.workspace_bytes = static_cast<std::size_t>(rows(p)) * p.len_kv * sizeof(float);
+  return scores;
+}
+
+void run(const ForwardParams& p, void* stream) {
+  const LaunchPlan scores = plan(p);
+  const Scratch scratch(scores.workspace_bytes, stream, "the scores [B, Hq, M, N]");
+  launch<scores_kernel>(scores, stream, p, scratch.floats());
+  launch<softmax_kernel>({.blocks = ceil_div(rows(p), kRowsPerBlock), .threads = kThreads}, stream,
+                         p, scratch.floats());
+  launch<output_kernel>(elementwise(rows(p) * p.head_dim_v), stream, p,
+                        static_cast<const float*>(scratch.floats()));
+}
+
+}  // namespace
+
+extern const Kernel v0_naive;
+const Kernel v0_naive = {
+    .name = "v0",
+    .title = "naive: scores, softmax and output as three kernels over [B, H, M, N]",
+    .backend = Backend::kCuda,
+    .capabilities = {.head_dim_max = 256, .grouped_heads = true, .min_compute_capability = 75},
+    .redirect = "",
+    .plan = plan,
+    .run = run,
+};
+
+}  // namespace fastattn::cuda

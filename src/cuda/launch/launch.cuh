@@ -1,0 +1,65 @@
+// How every kernel reaches the GPU: the shared-memory opt-in, the launch, and its error check.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "cuda/check.cuh"
+#include "cuda/device.h"
+#include "fastattn/fastattn.h"
+
+namespace fastattn::cuda {
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+[[noreturn]] inline void fail_launch(cudaError_t status, const LaunchPlan& plan) {
+  std::string what = "launch of " + std::to_string(plan.blocks) + " blocks of " +
+                     std::to_string(plan.threads) + " threads with " +
+                     std::to_string(plan.dynamic_shared_bytes) + " bytes of shared memory";
+  if (status == cudaErrorNoKernelImageForDevice) {
+    const DeviceInfo& gpu = device_info(current_device());
+    what += " (" + gpu.name + " has compute capability " +
+            std::to_string(gpu.compute_capability / 10) + "." +
+            std::to_string(gpu.compute_capability % 10) + "; this build holds code for " +
+            std::string(build_info().cuda_archs) + ")";
+  }
+  fail(status, what);
+}
+
+// More than 48 KB of dynamic shared memory must be asked for, per kernel and device. Asked for once,
+// at the device's maximum: the call costs more than a launch.
+template <auto kKernel>
+void allow_shared_memory() {
+  static std::atomic<std::uint64_t> allowed{0};
+  const int device = current_device();
+  const std::uint64_t bit = 1ULL << (device % 64);
+  if ((allowed.load(std::memory_order_relaxed) & bit) != 0) return;
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
+  const std::size_t most =
+      device_info(device).shared_bytes_per_block - attributes.sharedSizeBytes;
+  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(most)),
+        "cudaFuncSetAttribute");
+  allowed.fetch_or(bit, std::memory_order_relaxed);
+}
+
+// Enqueues kKernel<<<plan>>>(args...) on the stream of the current device.
+template <auto kKernel, class... Args>
+void launch(const LaunchPlan& plan, void* stream, Args... args) {
+  constexpr std::size_t kAlwaysAllowed = 48 * 1024;
+  if (plan.dynamic_shared_bytes > kAlwaysAllowed) allow_shared_memory<kKernel>();
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(plan.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(plan.threads));
+  config.dynamicSmemBytes = plan.dynamic_shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  const cudaError_t status = cudaLaunchKernelEx(&config, kKernel, args...);
+  if (status != cudaSuccess) fail_launch(status, plan);
+}
+
+}  // namespace fastattn::cuda
