@@ -25,7 +25,8 @@ constexpr int kVectors = 2;     // multiply-add a product each
 constexpr int kGroupRows = kVectors * kLanes;
 
 constexpr int kTileKeys = 64;   // kBlockKV: S^T of 48 rows is 12 KiB
-constexpr int kDepth = 128;     // of the head dim per pass over a tile: Q^T of 48 rows is 24 KiB
+constexpr int kDepth = 64;      // of the head dim per pass over a tile: Q^T of 48 rows is 12 KiB, and
+                                // short sums that are then added round less than one long sum
 constexpr std::int64_t kMaxStrideBytes = 2048;  // longer rows are gathered: they alias in L1
 static_assert(kTileKeys % kBroadcasts == 0);
 
@@ -98,11 +99,11 @@ std::size_t scratch_bytes(const Call& call) {
   return scratch.used;
 }
 
-// S^T of kBroadcasts keys, added to what `s` holds where `resume`; raises `max`. A function of its own
-// because its pointers need all the general registers. [key][row]
+// S^T of kBroadcasts keys over `depth` of the head dim, added to what `s` holds where `add`; raises
+// `max`. A function of its own because its pointers need all the general registers. [key][row]
 template <int kVecs>
 __attribute__((noinline)) void score_keys(const float* q, const float* const (&keys)[kBroadcasts],
-                                          int depth, bool resume, float* s, float* max) {
+                                          int depth, bool add, float* s, float* max) {
   constexpr int kRow = kVecs * kLanes;
   Vec sum[kBroadcasts][kVecs];
   const float* k[kBroadcasts];
@@ -111,13 +112,6 @@ __attribute__((noinline)) void score_keys(const float* q, const float* const (&k
     k[i] = keys[i];
     FASTATTN_UNROLL
     for (int x = 0; x < kVecs; ++x) sum[i][x] = Vec{};
-  }
-  if (resume) {
-    FASTATTN_UNROLL
-    for (int i = 0; i < kBroadcasts; ++i) {
-      FASTATTN_UNROLL
-      for (int x = 0; x < kVecs; ++x) sum[i][x] = load(s + i * kRow + x * kLanes);
-    }
   }
   for (std::int64_t d = 0; d < depth; ++d, q += kRow) {
     Vec row[kVecs];
@@ -128,6 +122,13 @@ __attribute__((noinline)) void score_keys(const float* q, const float* const (&k
       const Vec element = broadcast(k[i][d]);
       FASTATTN_UNROLL
       for (int x = 0; x < kVecs; ++x) sum[i][x] += element * row[x];
+    }
+  }
+  if (add) {
+    FASTATTN_UNROLL
+    for (int i = 0; i < kBroadcasts; ++i) {
+      FASTATTN_UNROLL
+      for (int x = 0; x < kVecs; ++x) sum[i][x] += load(s + i * kRow + x * kLanes);
     }
   }
   FASTATTN_UNROLL
@@ -199,7 +200,7 @@ void soften_tile(const Group& group, int keys, float* scores, const float* max,
     // A row that has seen no key yet keeps -inf; its weights are 2^(-inf - 0) = 0, not NaN.
     row_max[x] = new_max == -kInfinity ? Vec{} : new_max;
     shrink[x] = exp2_nonpositive(old_max - row_max[x]);
-    row_sum[x] = load(group.row_sum + x * kLanes) * shrink[x];
+    row_sum[x] = Vec{};
   }
   for (int j = 0; j < keys; ++j) {
     float* s = scores + j * kRow;
@@ -211,7 +212,10 @@ void soften_tile(const Group& group, int keys, float* scores, const float* max,
     }
   }
   FASTATTN_UNROLL
-  for (int x = 0; x < kVecs; ++x) store(group.row_sum + x * kLanes, row_sum[x]);
+  for (int x = 0; x < kVecs; ++x) {
+    float* total = group.row_sum + x * kLanes;
+    store(total, load(total) * shrink[x] + row_sum[x]);
+  }
 }
 
 // O^T = shrink * O^T + V^T P^T. With kGuarded a row takes nothing from a key it can't see, not even
@@ -227,9 +231,7 @@ void accumulate_tile(const Group& group, const Tile& tile, int head_dim_v, const
     FASTATTN_UNROLL
     for (int i = 0; i < kBroadcasts; ++i) {
       FASTATTN_UNROLL
-      for (int x = 0; x < kVecs; ++x) {
-        sum[i][x] = load(out + i * kRow + x * kLanes) * shrink[x];
-      }
+      for (int x = 0; x < kVecs; ++x) sum[i][x] = Vec{};
     }
     const float* v = tile.v + d;
     const float* w = weights;
@@ -262,7 +264,10 @@ void accumulate_tile(const Group& group, const Tile& tile, int head_dim_v, const
     FASTATTN_UNROLL
     for (int i = 0; i < kBroadcasts; ++i) {
       FASTATTN_UNROLL
-      for (int x = 0; x < kVecs; ++x) store(out + i * kRow + x * kLanes, sum[i][x]);
+      for (int x = 0; x < kVecs; ++x) {
+        float* total = out + i * kRow + x * kLanes;
+        store(total, load(total) * shrink[x] + sum[i][x]);
+      }
     }
   }
 }
