@@ -20,9 +20,8 @@ os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
 )
 
-import helpers
-
 import fastattn
+import helpers
 
 jax = pytest.importorskip("jax", minversion="0.8")
 
@@ -188,7 +187,8 @@ def test_threads() -> None:
     expected = [fastattn.forward(*x) for x in arrays]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(10):
-            for got, wanted in zip(pool.map(lambda x: fastattn.forward(*x), arrays), expected):
+            results = list(pool.map(lambda x: fastattn.forward(*x), arrays))
+            for got, wanted in zip(results, expected, strict=True):
                 np.testing.assert_array_equal(got, wanted)
 
 
@@ -316,7 +316,7 @@ def test_vmap_of_vmap(device: Any) -> None:
 )
 def test_no_gradient_is_an_error_not_zeros(transform: Any) -> None:
     q, k, v = qkv(device_of("cpu"))
-    with pytest.raises(NotImplementedError, match=r"no gradient .* stop_gradient"):
+    with pytest.raises(NotImplementedError, match=r"no gradient .*stop_gradient"):
         transform(lambda q: fastattn.forward(q, k, v).sum(), q)
 
 
@@ -487,12 +487,12 @@ def test_wrong_options(name: str, compiled: bool) -> None:
     options, kind, message = OPTION_ERRORS[name]
     q = zeros(*Q)
     fastattn.forward(q, q, q, causal=True, window=(1, 2))  # equal options must not hide wrong ones
-    call = jax.jit(lambda *x: fastattn.forward(*x, **options))
+
+    def call(*arrays: Any) -> Any:
+        return fastattn.forward(*arrays, **options)
+
     with pytest.raises(kind, match=message):
-        if compiled:
-            call(q, q, q)
-        else:
-            fastattn.forward(q, q, q, **options)
+        (jax.jit(call) if compiled else call)(q, q, q)
 
 
 def test_float64_with_x64_enabled() -> None:
@@ -615,6 +615,7 @@ def test_runs_on_the_stream_of_xla() -> None:
 
 @pytest.mark.gpu
 def test_each_gpu() -> None:
+    device_of("cuda")
     gpus = jax.devices("gpu")
     if len(gpus) < 2:
         pytest.skip("needs two GPUs")

@@ -23,6 +23,9 @@ _OLDEST_JAX = (0, 8)
 # (is it CUDA, device ordinal)
 Place = tuple[bool, int]
 
+# Types seen of arrays that are no tracers (there is one): isinstance takes three times as long.
+_concrete_types: set[type] = set()
+
 # FFI targets are registered for the life of the process, and XLA takes each only once.
 _registered = False
 _registration = threading.Lock()
@@ -43,19 +46,22 @@ def _register() -> None:
         _registered = True
 
 
-def _array(name: str, x: jax.Array | np.ndarray[Any, Any]) -> jax.Array:
+def _array(name: str, x: Any) -> jax.Array:
     if isinstance(x, jax.Array):
         return x
+    if not isinstance(x, np.ndarray):
+        raise TypeError(
+            f"{name}: got {type(x).__module__}.{type(x).__qualname__} beside JAX arrays; "
+            "pass a jax.Array or a NumPy array"
+        )
     # A NumPy constant among JAX arrays. JAX would round float64 to float32 without a word.
     if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
         raise TypeError(f"{name}: got dtype {x.dtype}, takes float32, float16 or bfloat16")
     return jax.numpy.asarray(x)
 
 
-def _place(*arrays: jax.Array) -> Place | None:
-    """Where the call will run, or None while JAX traces, when arrays have no device yet."""
-    if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        return None
+def _place(*arrays: jax.Array) -> Place:
+    """Where a call of concrete arrays will run."""
     # JAX moves arrays that it put somewhere by default to those that the user put somewhere.
     anchor = next((x for x in arrays if x.committed), arrays[0])
     device = next(iter(anchor.sharding.addressable_devices))
@@ -67,7 +73,7 @@ def _place(*arrays: jax.Array) -> Place | None:
 
 
 def _candidates(place: Place | None) -> Sequence[Place]:
-    """The places that a call may be compiled for, the likeliest first."""
+    """The places that a call may be compiled for, the likeliest first; place: None for tracers."""
     if place is not None:
         return (place,)
     # Which platform a jitted function is compiled for is settled only after it is traced. What JAX
@@ -193,9 +199,9 @@ _compiled = jax.jit(
 
 
 def forward(
-    q: jax.Array | np.ndarray[Any, Any],
-    k: jax.Array | np.ndarray[Any, Any],
-    v: jax.Array | np.ndarray[Any, Any],
+    q: Any,
+    k: Any,
+    v: Any,
     *,
     kernel: str,
     causal: bool,
@@ -203,14 +209,22 @@ def forward(
     scale: float | None,
     return_lse: bool,
 ) -> Any:
-    """Run ``fastattn.forward`` where q, k or v is a JAX array or tracer, the others may be NumPy's.
+    """Run ``fastattn.forward`` where q, k or v is a JAX array or tracer.
 
     The options are checked already: window is a pair with -1 for no limit, scale None or finite.
     Returns out, or ``(out, lse)``; raises as ``fastattn.forward`` does.
     """
     if not _registered:
         _register()
-    q, k, v = _array("q", q), _array("k", k), _array("v", v)
+    known = _concrete_types
+    if type(q) in known and type(k) in known and type(v) in known:
+        place: Place | None = _place(q, k, v)
+    else:
+        q, k, v = arrays = _array("q", q), _array("k", k), _array("v", v)
+        tracing = any(isinstance(x, jax.core.Tracer) for x in arrays)
+        place = None if tracing else _place(q, k, v)
+        if not tracing:
+            known.update(map(type, arrays))
     return _compiled(
         q,
         k,
@@ -220,5 +234,5 @@ def forward(
         window=window,
         scale=scale,
         return_lse=return_lse,
-        place=_place(q, k, v),
+        place=place,
     )

@@ -19,12 +19,11 @@ class Adapter:
     path: Path
     # Look at each array for what its pointer does not show: requires_grad, the negative bit.
     screened: bool = False
-    # None: _core allocates through DLPack's C exchange API.
-    empty_like: Callable[[Any], Any] | None
+    # A new array with the layout of a dense one. None: by empty(), or for the path "exchange" by
+    # that API, which has an allocator.
+    empty_like: Callable[[Any], Any] | None = None
 
-    def empty(
-        self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None
-    ) -> Any:
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         """A new array in C order on the device of ``like``; bfloat16 only where ``like`` is.
 
         ``stream`` is the CUDA stream it is for; None is the framework's current one.
@@ -56,13 +55,13 @@ class Adapter:
         v: Any,
         kernel: str,
         causal: bool,
-        window: tuple[int, int] | None,
+        window: tuple[int, int],
         scale: float | None,
         return_lse: bool,
         out: Any,
         stream: Any,
     ) -> Any:
-        """The whole call. Path "traced" only."""
+        """The whole call; the options are checked. Path "traced" only."""
         raise NotImplementedError
 
 

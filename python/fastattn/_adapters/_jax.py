@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import numpy as np
 
+from .._jax import forward
 from ._base import Adapter, not_taken
 
 
 class _Jax(Adapter):
     path = "traced"
-    empty_like = None
 
     def forward(
         self,
@@ -21,24 +20,17 @@ class _Jax(Adapter):
         v: Any,
         kernel: str,
         causal: bool,
-        window: tuple[int, int] | None,
+        window: tuple[int, int],
         scale: float | None,
         return_lse: bool,
         out: Any,
         stream: Any,
     ) -> Any:
-        from .. import _jax
-
-        for argument, array in (("q", q), ("k", k), ("v", v)):
-            # NumPy arrays are constants to JAX, as in its own functions.
-            if not isinstance(array, (jax.Array, np.ndarray)):
-                found = f"{type(array).__module__}.{type(array).__qualname__} beside a jax.Array"
-                not_taken(argument, found, "pass JAX arrays only")
         if out is not None:
             raise ValueError("out: JAX arrays are immutable, takes None with them")
         if stream is not None:
             raise ValueError("stream: XLA chooses the stream, takes None with JAX arrays")
-        return _jax.forward(
+        return forward(
             q, k, v, kernel=kernel, causal=causal, window=window, scale=scale, return_lse=return_lse
         )
 
