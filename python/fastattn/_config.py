@@ -82,7 +82,9 @@ def _text(config: dict[str, Any]) -> str:
     lines.append(
         (
             "frameworks",
-            ", ".join(f"{name} {version}" for name, version in config["frameworks"].items() if version),
+            ", ".join(
+                f"{name} {version}" for name, version in config["frameworks"].items() if version
+            ),
         )
     )
     return "\n".join(f"{name:14}{value}" for name, value in lines)
@@ -141,5 +143,5 @@ def get_library_dir() -> str:
 
 
 def get_cmake_dir() -> str:
-    """The folder of ``fastattn-config.cmake``, for CMake's ``fastattn_ROOT`` or ``fastattn_DIR``."""
+    """The folder of ``fastattn-config.cmake``, for CMake's ``fastattn_DIR``."""
     return str(_root() / "lib" / "cmake" / "fastattn")

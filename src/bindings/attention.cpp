@@ -138,7 +138,8 @@ std::optional<void*> to_stream(nb::handle object) {
   const long long handle = PyLong_AsLongLong(value.ptr());
   if (handle < 0) {  // also what does not fit
     PyErr_Clear();
-    wrong_value("stream: got " + short_repr(value) + ", takes 0 or 1 (legacy default stream), 2 "
+    wrong_value("stream: got " + short_repr(value) +
+                ", takes 0 or 1 (legacy default stream), 2 "
                 "(per-thread default stream) or a stream's handle");
   }
   // 1 is DLPack's name, and CUDA's, of the stream that 0 is; one name makes them comparable.
@@ -160,7 +161,8 @@ void* current_stream(const ArrayType& type, const Device& device) {
 
 // --- checks --------------------------------------------------------------------------------------
 
-void same_size(const Tensor& tensor, int dim, const char* what, const Tensor& other, int other_dim) {
+void same_size(const Tensor& tensor, int dim, const char* what, const Tensor& other,
+               int other_dim) {
   const std::int64_t size = tensor.shape[static_cast<std::size_t>(dim)];
   const std::int64_t wanted = other.shape[static_cast<std::size_t>(other_dim)];
   if (size != wanted) {
@@ -242,9 +244,11 @@ struct Operand {
   Tensor tensor;
   bool foreign = false;  // of another framework than q
 
+  bool is_ours = false;  // not the caller's own
+
   void read(const ArrayType& type, nb::handle array, const char* name, void* stream) {
     object = nb::borrow(array);
-    tensor.read(type, object, name, stream, foreign);
+    tensor.read(type, object, name, stream, foreign, is_ours);
   }
 };
 
@@ -284,6 +288,7 @@ void make_rows_contiguous(std::optional<Operand>& operand, const Launch& launch)
   }
   operand.emplace();
   operand->foreign = foreign;
+  operand->is_ours = true;
   operand->read(type, copy, name, launch.stream);
 }
 
@@ -292,11 +297,11 @@ nb::object allocate_out(const Operand& q, std::int64_t head_dim_v, const Launch&
   const ArrayType& type = *like.type;
   const std::array<std::int64_t, kRank> shape = {like.shape[0], like.shape[1], like.shape[2],
                                                  head_dim_v};
-  if (type.empty_like.is_none()) {
+  if (type.allocates_by_exchange()) {
     return allocate_by_exchange(type, like, like.dtype, kRank, shape.data());
   }
   // empty_like keeps the order of q's dimensions, which is a layout that we write where q is dense.
-  if (shape == like.shape && like.is_dense() && !launch.elsewhere) {
+  if (!type.empty_like.is_none() && shape == like.shape && like.is_dense() && !launch.elsewhere) {
     return type.empty_like(q.object);
   }
   return type.adapter.attr("empty")(q.object,
@@ -307,12 +312,12 @@ nb::object allocate_out(const Operand& q, std::int64_t head_dim_v, const Launch&
 nb::object allocate_lse(const Operand& q, const Launch& launch) {
   const Tensor& like = q.tensor;
   const ArrayType& type = *like.type;
-  if (type.empty_like.is_none()) {
+  if (type.allocates_by_exchange()) {
     return allocate_by_exchange(type, like, DType::kFloat32, kRank - 1, like.shape.data());
   }
-  return type.adapter.attr("empty")(
-      q.object, nb::make_tuple(like.shape[0], like.shape[1], like.shape[2]),
-      to_string(DType::kFloat32), launch.argument());
+  return type.adapter.attr("empty")(q.object,
+                                    nb::make_tuple(like.shape[0], like.shape[1], like.shape[2]),
+                                    to_string(DType::kFloat32), launch.argument());
 }
 
 #if FASTATTN_HAVE_CUDA
@@ -345,10 +350,10 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
       const Mask mask = to_mask(causal, window);
       const nb::object factor =
           scale.is_none() ? nb::none() : nb::object(nb::float_(to_scale(scale, 1)));
-      return type->adapter.attr("forward")(
-          q_array, k_array, v_array, kernel, mask.causal,
-          nb::make_tuple(mask.window_left, mask.window_right), factor,
-          to_flag(return_lse, "return_lse"), out_array, stream);
+      return type->adapter.attr("forward")(q_array, k_array, v_array, kernel, mask.causal,
+                                           nb::make_tuple(mask.window_left, mask.window_right),
+                                           factor, to_flag(return_lse, "return_lse"), out_array,
+                                           stream);
     }
   }
 
@@ -375,13 +380,14 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
 
   Operand out;
   const bool is_given = !out_array.is_none();
-  const nb::object out_object = is_given ? nb::borrow(out_array)
-                                         : allocate_out(*q, v->tensor.shape[3], launch);
+  const nb::object out_object =
+      is_given ? nb::borrow(out_array) : allocate_out(*q, v->tensor.shape[3], launch);
   const ArrayType& out_type = array_type(out_object, "out");
   if (out_type.path == Path::kTraced) {
     wrong_value(std::string("out: ") + out_type.type->tp_name + " is immutable");
   }
   out.foreign = !out_type.same_framework(q_type);
+  out.is_ours = !is_given;
   out.read(out_type, out_object, "out", launch.stream);
   check_out(out.tensor, q->tensor, k->tensor, v->tensor);
 
@@ -389,6 +395,7 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   if (wants_lse) {
     const nb::object lse_object = allocate_lse(*q, launch);
     lse.tensor.rank = kRank - 1;
+    lse.is_ours = true;
     lse.read(array_type(lse_object, "lse"), lse_object, "lse", launch.stream);
   }
 
@@ -413,8 +420,7 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
                              .dtype = q->tensor.dtype,
                              .mask = mask};
   const Device& device = q->tensor.device;
-  const Target target{
-      .backend = device.backend, .device = device.ordinal, .stream = launch.stream};
+  const Target target{.backend = device.backend, .device = device.ordinal, .stream = launch.stream};
   if (device.backend == Backend::kCpu) {
     // The arrays stay alive: the caller's frame and our operands refer to them.
     const nb::gil_scoped_release release;
@@ -429,7 +435,7 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
     if (wants_lse) keep_alive({&lse}, device, launch);
   }
 #endif
-  if (is_given) out_type.adapter.attr("wrote")(out_object);
+  if (is_given && out_type.screened) out_type.adapter.attr("wrote")(out_object);
   if (!wants_lse) return out_object;
   return nb::make_tuple(out_object, lse.object);
 }
@@ -442,9 +448,9 @@ void bind_attention(nb::module_& m) {
         nb::sig("def configure(resolve: collections.abc.Callable[[type, str], object], "
                 "bool_type: type, real_type: type) -> None"),
         "Called once, by fastattn._adapters.");
-  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "kernel"_a.none(), "causal"_a.none(),
-        "window"_a.none(), "scale"_a.none(), "return_lse"_a.none(), "out"_a.none(),
-        "stream"_a.none(),
+  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "kernel"_a.none(),
+        "causal"_a.none(), "window"_a.none(), "scale"_a.none(), "return_lse"_a.none(),
+        "out"_a.none(), "stream"_a.none(),
         nb::sig("def forward(q: typing.Any, k: typing.Any, v: typing.Any, kernel: str, "
                 "causal: bool, window: tuple[int, int] | None, scale: float | None, "
                 "return_lse: bool, out: typing.Any, stream: typing.Any) -> typing.Any"),

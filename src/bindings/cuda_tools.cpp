@@ -91,9 +91,9 @@ class CudaBuffer {
  private:
   void check_size(std::size_t bytes) const {
     if (bytes > bytes_) {
-      throw ArgumentError(ArgumentError::Kind::kValue,
-                          "host: got " + std::to_string(bytes) + " bytes, the buffer has " +
-                              std::to_string(bytes_));
+      throw ArgumentError(ArgumentError::Kind::kValue, "host: got " + std::to_string(bytes) +
+                                                           " bytes, the buffer has " +
+                                                           std::to_string(bytes_));
     }
   }
 
@@ -156,9 +156,9 @@ nb::object to_dlpack(nb::handle self, std::vector<std::int64_t> shape, std::stri
   const auto& buffer = nb::cast<const CudaBuffer&>(self);
   const bool is_bfloat16 = dtype == "bfloat16";
   if (!is_bfloat16 && dtype != "float32" && dtype != "float16") {
-    throw ArgumentError(ArgumentError::Kind::kValue,
-                        "dtype: got '" + std::string(dtype) +
-                            "', takes 'float32', 'float16' or 'bfloat16'");
+    throw ArgumentError(
+        ArgumentError::Kind::kValue,
+        "dtype: got '" + std::string(dtype) + "', takes 'float32', 'float16' or 'bfloat16'");
   }
   const std::uint8_t bits = dtype == "float32" ? 32 : 16;
   auto owner = std::make_unique<Export>();
@@ -169,9 +169,9 @@ nb::object to_dlpack(nb::handle self, std::vector<std::int64_t> shape, std::stri
     count *= shape[i];
   }
   if (static_cast<std::size_t>(count) * bits / 8 > buffer.bytes()) {
-    throw ArgumentError(ArgumentError::Kind::kValue,
-                        "shape: " + std::to_string(count) + " elements do not fit into " +
-                            std::to_string(buffer.bytes()) + " bytes");
+    throw ArgumentError(ArgumentError::Kind::kValue, "shape: " + std::to_string(count) +
+                                                         " elements do not fit into " +
+                                                         std::to_string(buffer.bytes()) + " bytes");
   }
   owner->shape = std::move(shape);
   owner->buffer = nb::borrow(self);
@@ -190,8 +190,7 @@ nb::object to_dlpack(nb::handle self, std::vector<std::int64_t> shape, std::stri
   PyObject* capsule = PyCapsule_New(&owner->managed, kCapsule, [](PyObject* object) {
     // A consumer that took the tensor renamed the capsule, and calls the deleter itself.
     if (PyCapsule_IsValid(object, kCapsule) == 0) return;
-    auto* managed =
-        static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(object, kCapsule));
+    auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(object, kCapsule));
     managed->deleter(managed);
   });
   if (capsule == nullptr) throw nb::python_error();

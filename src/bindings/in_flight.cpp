@@ -34,7 +34,8 @@ void hold_until_done(int device, void* stream, std::vector<nb::object> objects) 
 
 void release_done() {
   if (held().empty()) return;
-  // To release an object may run Python code that calls us again: first take the entry off the list.
+  // To release an object may run Python code that calls us again: first take the entry off the
+  // list.
   std::list<Held> done;
   for (auto entry = held().begin(); entry != held().end();) {
     const auto next = std::next(entry);

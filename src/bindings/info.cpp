@@ -54,9 +54,9 @@ nb::dict plan(std::string_view name, int batch, int heads_q, int heads_kv, int l
                         "kernel '" + std::string(name) + "' is no CUDA kernel: it has no plan");
   }
   if (head_dim < takes.head_dim_min || head_dim > takes.head_dim_max) {
-    throw ArgumentError(Kind::kUnsupported, "kernel '" + std::string(name) +
-                                                "' does not take head_dim " +
-                                                std::to_string(head_dim));
+    throw ArgumentError(
+        Kind::kUnsupported,
+        "kernel '" + std::string(name) + "' does not take head_dim " + std::to_string(head_dim));
   }
   const auto contiguous = [head_dim](std::int64_t heads, std::int64_t length) {
     return Strides{.batch = heads * length * head_dim, .head = length * head_dim, .row = head_dim};

@@ -43,10 +43,10 @@ std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
 const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   const nb::object capsule = nb::steal(
       PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__dlpack_c_exchange_api__"));
-  const auto* header =
-      capsule.is_valid() ? static_cast<const DLPackExchangeAPIHeader*>(
-                               PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"))
-                         : nullptr;
+  const auto* header = capsule.is_valid()
+                           ? static_cast<const DLPackExchangeAPIHeader*>(
+                                 PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"))
+                           : nullptr;
   if (header == nullptr) PyErr_Clear();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) {
     header = header->prev_api;
@@ -96,11 +96,24 @@ const ArrayType& resolve(nb::handle object, const char* name) {
 
 // As the frameworks name them.
 std::string dtype_name(const DLDataType& dtype) {
-  static constexpr std::array<const char*, 18> kNames = {
-      "int",           "uint",          "float",           "opaque handle",   "bfloat",
-      "complex",       "bool",          "float8_e3m4",     "float8_e4m3",     "float8_e4m3b11fnuz",
-      "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",   "float8_e5m2fnuz", "float8_e8m0fnu",
-      "float6_e2m3fn", "float6_e3m2fn", "float4_e2m1fn"};
+  static constexpr std::array<const char*, 18> kNames = {"int",
+                                                         "uint",
+                                                         "float",
+                                                         "opaque handle",
+                                                         "bfloat",
+                                                         "complex",
+                                                         "bool",
+                                                         "float8_e3m4",
+                                                         "float8_e4m3",
+                                                         "float8_e4m3b11fnuz",
+                                                         "float8_e4m3fn",
+                                                         "float8_e4m3fnuz",
+                                                         "float8_e5m2",
+                                                         "float8_e5m2fnuz",
+                                                         "float8_e8m0fnu",
+                                                         "float6_e2m3fn",
+                                                         "float6_e3m2fn",
+                                                         "float4_e2m1fn"};
   std::string text = dtype.code < kNames.size()
                          ? kNames[dtype.code]
                          : "DLPack type code " + std::to_string(static_cast<int>(dtype.code));
@@ -163,8 +176,8 @@ nb::object call_dlpack(nb::handle object, nb::handle stream) {
   const auto call = [&](PyObject* first, PyObject* second, PyObject* keywords) {
     // The empty first slot spares the callee a copy when it binds the method.
     PyObject* arguments[] = {nullptr, object.ptr(), first, second};
-    return nb::steal(PyObject_VectorcallMethod(
-        n.dlpack, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, keywords));
+    return nb::steal(PyObject_VectorcallMethod(n.dlpack, arguments + 1,
+                                               1 | PY_VECTORCALL_ARGUMENTS_OFFSET, keywords));
   };
   nb::object capsule = stream.is_valid() ? call(stream.ptr(), n.version, n.stream_and_version)
                                          : call(n.version, nullptr, n.version_only);
@@ -223,12 +236,12 @@ Device Tensor::device_of(nb::handle object, const char* name) {
 }
 
 void Tensor::read(const ArrayType& array_type, nb::handle object, const char* argument,
-                    void* launch_stream, bool foreign) {
+                  void* launch_stream, bool foreign, bool is_ours) {
   name = argument;
   type = &array_type;
-  const bool by_stream = array_type.path == Path::kStream ||
-                         (foreign && (array_type.path == Path::kExchange ||
-                                      array_type.path == Path::kNoSync));
+  const bool by_stream =
+      array_type.path == Path::kStream ||
+      (foreign && (array_type.path == Path::kExchange || array_type.path == Path::kNoSync));
   if (array_type.path == Path::kBuffer) {
     read_buffer(object);
   } else if (array_type.path == Path::kExchange && !by_stream) {
@@ -241,7 +254,7 @@ void Tensor::read(const ArrayType& array_type, nb::handle object, const char* ar
     const std::int64_t stream = by_stream ? std::max<std::int64_t>(handle, 1) : -1;
     read_dlpack(object, nb::int_(stream));
   }
-  if (array_type.screened) screen(object);
+  if (array_type.screened && !is_ours) screen(object);
 }
 
 void Tensor::read_exchange(nb::handle object) {
@@ -413,14 +426,13 @@ nb::object allocate_by_exchange(const ArrayType& type, const Tensor& like, DType
                                 const std::int64_t* shape) {
   std::vector<std::int64_t> sizes(shape, shape + ndim);
   DLTensor prototype{};
-  prototype.device = like.device.backend == Backend::kCpu
-                         ? DLDevice{kDLCPU, 0}
-                         : DLDevice{kDLCUDA, like.device.ordinal};
+  prototype.device = like.device.backend == Backend::kCpu ? DLDevice{kDLCPU, 0}
+                                                          : DLDevice{kDLCUDA, like.device.ordinal};
   prototype.ndim = ndim;
-  prototype.dtype = {.code = static_cast<std::uint8_t>(
-                         dtype == DType::kBFloat16 ? kDLBfloat : kDLFloat),
-                     .bits = static_cast<std::uint8_t>(dtype == DType::kFloat32 ? 32 : 16),
-                     .lanes = 1};
+  prototype.dtype = {
+      .code = static_cast<std::uint8_t>(dtype == DType::kBFloat16 ? kDLBfloat : kDLFloat),
+      .bits = static_cast<std::uint8_t>(dtype == DType::kFloat32 ? 32 : 16),
+      .lanes = 1};
   prototype.shape = sizes.data();
   DLManagedTensorVersioned* managed = nullptr;
   std::string reason;

@@ -1,4 +1,4 @@
-// From any Python array to a pointer, a shape and strides: the importers of DESIGN section 6.
+// From any Python array to a pointer, a shape and strides: the readers of DESIGN section 6.
 #pragma once
 
 #include <dlpack/dlpack.h>
@@ -35,7 +35,11 @@ struct ArrayType {
   bool screened;                      // torch: look for requires_grad and negative views
   const DLPackExchangeAPI* exchange;  // kExchange only
   nb::handle adapter;                 // an Adapter of python/fastattn/_adapters
-  nb::handle empty_like;              // its method; None: allocate by the exchange API
+  nb::handle empty_like;              // its method, or None
+
+  [[nodiscard]] bool allocates_by_exchange() const {
+    return exchange != nullptr && empty_like.is_none();
+  }
 
   // Arrays of one framework share an allocator and a current stream.
   [[nodiscard]] bool same_framework(const ArrayType& other) const {
@@ -43,7 +47,8 @@ struct ArrayType {
   }
 };
 
-// The resolver of fastattn._adapters, called once for each type: resolve(type, argument) -> Adapter.
+// The resolver of fastattn._adapters, called once for each type: resolve(type, argument) ->
+// Adapter.
 void set_resolver(nb::object resolver);
 
 // Throws TypeError where the object is no array that we take. `name` is that of the argument.
@@ -67,12 +72,13 @@ class Tensor {
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
 
-  // `launch_stream` is read by Path::kStream alone, and by arrays `foreign` to the framework whose
-  // stream that is: their producer then orders its own work before ours.
+  // `is_ours`: we allocated it, so nothing about it needs a look. `launch_stream` is read by
+  // Path::kStream alone, and by arrays `foreign` to the framework whose stream that is: their
+  // producer then orders its own work before ours.
   void read(const ArrayType& type, nb::handle object, const char* name, void* launch_stream,
-              bool foreign);
+            bool foreign, bool is_ours);
 
-  // Of an array of a type with Path::kStream, which must be known before its import.
+  // Of an array of a type with Path::kStream, which must be known before it is read.
   static Device device_of(nb::handle object, const char* name);
 
   // What is still needed of `object` to keep the memory alive.

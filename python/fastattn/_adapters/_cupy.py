@@ -14,9 +14,9 @@ from ._base import Adapter, DType, not_taken
 @contextlib.contextmanager
 def _place(like: Any, stream: int | None) -> Iterator[None]:
     """Makes the device of ``like`` current, where CuPy allocates and copies, and the stream."""
-    with like.device:
-        with contextlib.nullcontext() if stream is None else cupy.cuda.ExternalStream(stream):
-            yield
+    launch = contextlib.nullcontext() if stream is None else cupy.cuda.ExternalStream(stream)
+    with like.device, launch:
+        yield
 
 
 class _CuPy(Adapter):
@@ -28,9 +28,7 @@ class _CuPy(Adapter):
         with like.device:
             return cupy.empty_like(like)
 
-    def empty(
-        self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None
-    ) -> Any:
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         with _place(like, stream):
             return cupy.empty(shape, like.dtype if dtype == "bfloat16" else dtype)
 

@@ -11,24 +11,12 @@ from ._base import Adapter, DType, not_taken
 _CPU = 1  # kDLCPU
 
 
-class _Exchange(Adapter):
-    """Types with DLPack's C exchange API: it allocates, and names the current stream."""
-
-    path = "exchange"
-    empty_like = None
-
-
 class _Producer(Adapter):
     """Types with ``__dlpack__``: results come from the namespace of the array API standard."""
 
     path = "stream"
 
-    def empty_like(self, like: Any) -> Any:
-        raise NotImplementedError  # never asked: no is_dense
-
-    def empty(
-        self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None
-    ) -> Any:
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         if hasattr(like, "__array_namespace__"):
             namespace = like.__array_namespace__()
             kind = like.dtype if dtype == "bfloat16" else getattr(namespace, dtype)
@@ -39,6 +27,12 @@ class _Producer(Adapter):
             f"out: got None, and {type(like).__qualname__} has no __array_namespace__ to allocate "
             "the result with; takes an array to write to"
         )
+
+
+class _Exchange(_Producer):
+    """Types with DLPack's C exchange API: it allocates, and names the current stream."""
+
+    path = "exchange"
 
 
 _exchange = _Exchange()

@@ -15,9 +15,7 @@ class _NumPy(Adapter):
     def empty_like(self, like: Any) -> Any:
         return np.empty_like(like, subok=False)
 
-    def empty(
-        self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None
-    ) -> Any:
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         # NumPy knows bfloat16 by the type that ml_dtypes registers, not by name.
         return np.empty(shape, like.dtype if dtype == "bfloat16" else dtype)
 

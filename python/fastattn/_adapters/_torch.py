@@ -8,7 +8,6 @@ import torch
 
 from ._base import Adapter, DType, not_taken
 
-
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -23,9 +22,7 @@ class _Torch(Adapter):
     # torch, and record_stream() ignores those.
     empty_like = staticmethod(torch.empty_like)
 
-    def empty(
-        self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None
-    ) -> Any:
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         kind = _DTYPES[dtype]
         if stream is None:
             return torch.empty(shape, dtype=kind, device=like.device)
