@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ._base import Adapter, DType, not_taken
+from ._base import Adapter, DType, Path, not_taken
 
 _CPU = 1  # kDLCPU
 
@@ -14,7 +14,7 @@ _CPU = 1  # kDLCPU
 class _Producer(Adapter):
     """Types with ``__dlpack__``: results come from the namespace of the array API standard."""
 
-    path = "stream"
+    path: Path = "stream"
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         if hasattr(like, "__array_namespace__"):

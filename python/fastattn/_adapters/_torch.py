@@ -68,7 +68,7 @@ class _Torch(Adapter):
 _adapter = _Torch()
 
 
-def resolve(kind: type, argument: str) -> Adapter:
+def resolve(kind: type[Any], argument: str) -> Adapter:
     """The adapter for ``kind``, torch.Tensor or a subclass."""
     if not issubclass(kind, torch.Tensor):
         not_taken(argument, f"a {kind.__module__}.{kind.__name__}", "pass a torch.Tensor")
