@@ -37,8 +37,8 @@ struct Strides {
 };
 
 // Bottom-right aligned: row i stands at key i + N - M. With `causal` it sees no key after that one;
-// with a window it sees at most `window_left` keys before and `window_right` keys after it. -1 means
-// no limit on that side.
+// with a window it sees at most `window_left` keys before and `window_right` keys after it. -1
+// means no limit on that side.
 struct Mask {
   bool causal = false;
   int window_left = -1;
@@ -137,9 +137,9 @@ FASTATTN_EXPORT std::string refusal(const Kernel& kernel, const ForwardParams& p
 FASTATTN_EXPORT const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
                                             std::string_view name = "auto");
 
-// out = softmax(scale * q k^T) v, and lse. Returns the kernel that ran. On CUDA the work is enqueued
-// on target.stream and nothing waits for it. A row that sees no key gives out 0 and lse -inf.
-// Throws ArgumentError before anything is enqueued, CudaError where CUDA fails.
+// out = softmax(scale * q k^T) v, and lse. Returns the kernel that ran. On CUDA the work is
+// enqueued on target.stream and nothing waits for it. A row that sees no key gives out 0 and lse
+// -inf. Throws ArgumentError before anything is enqueued, CudaError where CUDA fails.
 FASTATTN_EXPORT const Kernel& forward(const ForwardParams& params, const Target& target = {},
                                       std::string_view kernel = "auto");
 
@@ -154,10 +154,10 @@ struct DeviceInfo {
 
 struct BuildInfo {
   std::string_view version;
-  bool cuda;                         // the CUDA backend is in this build
-  std::string_view cuda_toolkit;     // "13.0"; empty without CUDA
-  std::string_view cuda_archs;       // CMAKE_CUDA_ARCHITECTURES as built; empty without CUDA
-  std::string_view threading;        // of the CPU kernel: "OpenMP" or "std::thread"
+  bool cuda;                             // the CUDA backend is in this build
+  std::string_view cuda_toolkit;         // "13.0"; empty without CUDA
+  std::string_view cuda_archs;           // CMAKE_CUDA_ARCHITECTURES as built; empty without CUDA
+  std::string_view threading;            // of the CPU kernel: "OpenMP" or "std::thread"
   std::string_view cpu_instruction_set;  // that the CPU kernel uses on this machine
 };
 
@@ -169,8 +169,8 @@ FASTATTN_EXPORT std::vector<DeviceInfo> cuda_devices();
 // CUDA version that the driver supports (13000 is 13.0); 0 without a driver.
 FASTATTN_EXPORT int cuda_driver_version();
 
-// Threads that the CPU kernel uses: OMP_NUM_THREADS where it is set, else the cores this process may
-// run on.
+// Threads that the CPU kernel uses: OMP_NUM_THREADS where it is set, else the cores this process
+// may run on.
 FASTATTN_EXPORT int cpu_threads();
 
 }  // namespace fastattn

@@ -1,6 +1,5 @@
 // The one place that decides which kernel runs a call, and why another can't.
 #include <limits>
-#include <ranges>
 #include <string>
 
 #include "core/registry.h"
@@ -199,7 +198,9 @@ const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
   if (name != "auto") return choose_named(params, target, name);
   // Ladder order is the order of speed, so the last one that takes the call is the fastest.
   std::vector<std::string> why_not;
-  for (const Kernel* kernel : kernels() | std::views::reverse) {
+  const std::span<const Kernel* const> all = kernels();
+  for (auto each = all.rbegin(); each != all.rend(); ++each) {
+    const Kernel* kernel = *each;
     if (kernel->backend != target.backend) continue;
     const std::vector<std::string> reasons = refusals(*kernel, params, target.device);
     if (reasons.empty()) return *kernel;

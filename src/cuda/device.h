@@ -40,7 +40,8 @@ FASTATTN_EXPORT MemoryKind memory_kind(const void* pointer, int* device);
 
 FASTATTN_EXPORT bool is_capturing(void* stream);
 
-// Plain tools for callers that have a GPU and no framework (tests, benchmark), on the current device.
+// Plain tools for callers that have a GPU and no framework (tests, benchmark), on the current
+// device.
 FASTATTN_EXPORT void* allocate(std::size_t bytes);
 FASTATTN_EXPORT void deallocate(void* pointer) noexcept;
 FASTATTN_EXPORT void copy_to_device(void* device_pointer, const void* host, std::size_t bytes,

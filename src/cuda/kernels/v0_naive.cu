@@ -1,10 +1,12 @@
 // V0: attention as the formula says it.
 //
-// Idea            Three kernels over a score matrix in global memory: S = scale Q K^T, P = softmax(S)
+// Idea            Three kernels over a score matrix in global memory: S = scale Q K^T, P =
+// softmax(S)
 //                 in place, O = P V.
 // New             It is the first rung: nothing is tiled, nothing is kept on chip.
-// Who owns what   scores: a thread one score. softmax: a warp one row. output: a thread one element.
-// Limit now       Memory. S has M*N floats per head and crosses the memory bus four times; every
+// Who owns what   scores: a thread one score. softmax: a warp one row. output: a thread one
+// element. Limit now       Memory. S has M*N floats per head and crosses the memory bus four times;
+// every
 //                 thread also reads its operands by itself, with nobody to share them with.
 // Read more       docs/ladder/v0.md
 #include <cmath>

@@ -1,12 +1,15 @@
 // V1: FlashAttention-1.
 //
-// Idea            Never store S. Take K and V tile by tile; for each, walk all query tiles, and fold
+// Idea            Never store S. Take K and V tile by tile; for each, walk all query tiles, and
+// fold
 //                 the tile into a running softmax: row maximum m, row sum l, normalised output O.
 // New since V0    One fused kernel. Scores live in shared memory for as long as they are needed;
 //                 global memory holds O, m and l between visits, O(M) instead of O(M N).
-// Who owns what   block: one (batch, head), all of its tiles. warp: in each phase every fourth score
+// Who owns what   block: one (batch, head), all of its tiles. warp: in each phase every fourth
+// score
 //                 row (lane = key) or output row (lane = column); a barrier ends each phase.
-// Limit now       The grid: B*Hq blocks leave most of the GPU idle. Within a block, each query tile's
+// Limit now       The grid: B*Hq blocks leave most of the GPU idle. Within a block, each query
+// tile's
 //                 O is read and written once per key tile.
 // Read more       docs/ladder/v1.md; Dao et al., FlashAttention, algorithm 1 (arXiv:2205.14135)
 #include <cmath>
@@ -25,6 +28,8 @@ constexpr std::size_t kBlockKV = 32;  // ... a row of 32 scores, one a lane
 constexpr std::size_t kThreads = 128;
 constexpr std::size_t kWarpSize = 32;
 constexpr std::size_t kWarps = kThreads / kWarpSize;
+constexpr int kBlocksPerSM =
+    2;  // registers need not be saved for more: the grid has no more blocks
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 // sQ, sK, sV, sO [32, D]; sS [32, 32]; row_max, row_sum, old_scale, new_scale [32].
@@ -58,16 +63,16 @@ __device__ void load_tile(float* sTile, const float* gTile, std::int64_t row_str
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     flash1_kernel(const __grid_constant__ ForwardParams p, float* gMax /* [B, Hq, M] */,
                   float* gSum /* [B, Hq, M] */) {
   extern __shared__ float shared[];
   const std::size_t head_dim = p.head_dim;
-  float* sQ = shared;                      // [kBlockQ, D]
-  float* sO = sQ + kBlockQ * head_dim;     // [kBlockQ, D]
-  float* sK = sO + kBlockQ * head_dim;     // [kBlockKV, D]
-  float* sV = sK + kBlockKV * head_dim;    // [kBlockKV, D]
-  float* sS = sV + kBlockKV * head_dim;    // [kBlockQ, kBlockKV]
+  float* sQ = shared;                        // [kBlockQ, D]
+  float* sO = sQ + kBlockQ * head_dim;       // [kBlockQ, D]
+  float* sK = sO + kBlockQ * head_dim;       // [kBlockKV, D]
+  float* sV = sK + kBlockKV * head_dim;      // [kBlockKV, D]
+  float* sS = sV + kBlockKV * head_dim;      // [kBlockQ, kBlockKV]
   float* row_max = sS + kBlockQ * kBlockKV;  // [kBlockQ]
   float* row_sum = row_max + kBlockQ;        // [kBlockQ]
   float* old_scale = row_sum + kBlockQ;      // [kBlockQ]
@@ -81,14 +86,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t kv_head = static_cast<int>(head) / (p.heads_q / p.heads_kv);
   const std::size_t len_q = p.len_q;
   const std::size_t len_kv = p.len_kv;
-  const float* gQ = static_cast<const float*>(p.q) + batch * p.q_stride.batch +
-                    head * p.q_stride.head;  // [M, D]
+  const float* gQ =
+      static_cast<const float*>(p.q) + batch * p.q_stride.batch + head * p.q_stride.head;  // [M, D]
   const float* gK = static_cast<const float*>(p.k) + batch * p.k_stride.batch +
                     kv_head * p.k_stride.head;  // [N, D]
   const float* gV = static_cast<const float*>(p.v) + batch * p.v_stride.batch +
                     kv_head * p.v_stride.head;  // [N, D]
-  float* gO = static_cast<float*>(p.out) + batch * p.out_stride.batch +
-              head * p.out_stride.head;  // [M, D]
+  float* gO =
+      static_cast<float*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head;  // [M, D]
   gMax += static_cast<std::int64_t>(head_index) * p.len_q;
   gSum += static_cast<std::int64_t>(head_index) * p.len_q;
 
@@ -148,8 +153,9 @@ __global__ void __launch_bounds__(kThreads)
         if (lane == 0) {
           row_max[row] = new_max;
           row_sum[row] = new_sum;
-          old_scale[row] = new_sum == 0.0F ? 0.0F : old_sum / new_sum;
-          new_scale[row] = new_sum == 0.0F ? 0.0F : 1.0F / new_sum;
+          const float inverse = new_sum == 0.0F ? 0.0F : 1.0F / new_sum;
+          old_scale[row] = old_sum * inverse;
+          new_scale[row] = inverse;
         }
       }
       __syncthreads();
@@ -162,8 +168,7 @@ __global__ void __launch_bounds__(kThreads)
             sum += sS[row * kBlockKV + key] * sV[key * head_dim + d];
           }
           const float old = old_scale[row] * sO[row * head_dim + d];
-          gTile[static_cast<std::int64_t>(row) * p.out_stride.row + d] =
-              old + new_scale[row] * sum;
+          gTile[static_cast<std::int64_t>(row) * p.out_stride.row + d] = old + new_scale[row] * sum;
         }
       }
       if (threadIdx.x < rows) {

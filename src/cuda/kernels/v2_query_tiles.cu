@@ -2,13 +2,15 @@
 //
 // Idea            Turn the loops inside out. A block owns one query tile and walks K and V once, so
 //                 its O never leaves the chip, and O is divided by the row sum once, at the end.
-// New since V1    Query tiles are independent: the grid has B*Hq*ceil(M/64) blocks, not B*Hq. A warp
+// New since V1    Query tiles are independent: the grid has B*Hq*ceil(M/64) blocks, not B*Hq. A
+// warp
 //                 owns whole score rows, so only loading K and V needs a barrier.
 // Who owns what   block: 64 query rows of one head. warp: 16 of them. lane: one key of the tile in
 //                 Q K^T and in the softmax, every 32nd column in P V.
-// Limit now       Shared memory, in size and in traffic: m, l, O and P all live there, few blocks fit
-//                 an SM, and both products read two operands per multiply; the lanes read one column
-//                 of K, which is one bank.
+// Limit now       Shared memory, in size and in traffic: m, l, O and P all live there, few blocks
+// fit
+//                 an SM, and both products read two operands per multiply; the lanes read one
+//                 column of K, which is one bank.
 // Read more       docs/ladder/v2.md; Dao, FlashAttention-2, section 3 (arXiv:2307.08691)
 #include <cmath>
 #include <cstddef>
@@ -25,6 +27,7 @@ constexpr std::size_t kBlockKV = 32;  // one key a lane
 constexpr std::size_t kThreads = 128;
 constexpr std::size_t kWarpSize = 32;
 constexpr std::size_t kRowsPerWarp = kBlockQ / (kThreads / kWarpSize);
+constexpr int kBlocksPerSM = 3;  // as many as 227 KB of shared memory hold
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 // sQ, sO [64, D]; sK, sV [32, D]; sP [64, 32]; row_max, row_sum, tile_max, rescale [64].
@@ -58,7 +61,7 @@ __device__ void load_tile(float* sTile, const float* gTile, std::int64_t row_str
   }
 }
 
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     query_tiles_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ float shared[];
   const std::size_t head_dim = p.head_dim;
@@ -156,11 +159,11 @@ __global__ void __launch_bounds__(kThreads)
   for (std::size_t row = first_row; row < min(first_row + kRowsPerWarp, rows); ++row) {
     const float inverse = row_sum[row] == 0.0F ? 0.0F : 1.0F / row_sum[row];
     for (std::size_t d = lane; d < head_dim; d += kWarpSize) {
-      gO[static_cast<std::int64_t>(row) * p.out_stride.row + d] =
-          sO[row * head_dim + d] * inverse;
+      gO[static_cast<std::int64_t>(row) * p.out_stride.row + d] = sO[row * head_dim + d] * inverse;
     }
     if (p.lse != nullptr && lane == 0) {
-      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] = row_max[row] + logf(row_sum[row]);
+      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] =
+          row_max[row] + logf(row_sum[row]);
     }
   }
 }
@@ -171,9 +174,7 @@ LaunchPlan plan(const ForwardParams& p) {
           .dynamic_shared_bytes = shared_floats(p.head_dim) * sizeof(float)};
 }
 
-void run(const ForwardParams& p, void* stream) {
-  launch<query_tiles_kernel>(plan(p), stream, p);
-}
+void run(const ForwardParams& p, void* stream) { launch<query_tiles_kernel>(plan(p), stream, p); }
 
 }  // namespace
 

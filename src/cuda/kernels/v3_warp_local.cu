@@ -2,7 +2,8 @@
 //
 // Idea            m, l and O belong to one warp, so keep them in its registers. What is left in
 //                 shared memory is what lanes must exchange: Q, P, and one tile that K and V share.
-// New since V2    O, m and l in registers; both products register-blocked, so that a value of K or V
+// New since V2    O, m and l in registers; both products register-blocked, so that a value of K or
+// V
 //                 is read once for 8 rows; 32,768 bytes of shared memory instead of 58,368.
 // Who owns what   block: 64 query rows of one head. warp: 8 of them. lane: one key of the tile in
 //                 Q K^T and in the softmax, output columns lane and lane + 32 in P V.
@@ -160,7 +161,8 @@ __global__ void __launch_bounds__(kThreads)
           rO[r][c] * inverse;
     }
     if (p.lse != nullptr && lane == 0) {
-      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] = row_max[r] + logf(row_sum[r]);
+      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] =
+          row_max[r] + logf(row_sum[r]);
     }
   }
 }

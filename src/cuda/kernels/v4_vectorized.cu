@@ -54,10 +54,11 @@ __device__ __forceinline__ float warp_sum(float value) {
 // Copies `rows` rows to rows of kStride floats; rows past the end of the tensor become 0. kAligned:
 // every row of the tensor starts at a multiple of 16 bytes.
 template <bool kAligned, int kStride>
-__device__ __forceinline__ void load_tile(float* sTile, const float* gTile,
-                                          std::int64_t row_stride, int tile_rows, int rows) {
+__device__ __forceinline__ void load_tile(float* sTile, const float* gTile, std::int64_t row_stride,
+                                          int tile_rows, int rows) {
   constexpr int kWidth = kAligned ? 4 : 1;  // floats a copy
   constexpr int kCopiesPerRow = kHeadDim / kWidth;
+#pragma unroll 1  // unrolled, the addresses of all copies would be kept in registers
   for (int i = static_cast<int>(threadIdx.x); i < tile_rows * kCopiesPerRow; i += kThreads) {
     const int row = i / kCopiesPerRow;
     const int d = i % kCopiesPerRow * kWidth;
@@ -95,20 +96,17 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t batch = head_index / p.heads_q;
   const std::int64_t head = head_index % p.heads_q;
   const std::int64_t kv_head = static_cast<int>(head) / (p.heads_q / p.heads_kv);
-  const int rows = min(kBlockQ, p.len_q - q_start);
   const float* gQ = static_cast<const float*>(p.q) + batch * p.q_stride.batch +
                     head * p.q_stride.head + q_start * p.q_stride.row;  // [rows, D]
   const float* gK = static_cast<const float*>(p.k) + batch * p.k_stride.batch +
                     kv_head * p.k_stride.head;  // [N, D]
   const float* gV = static_cast<const float*>(p.v) + batch * p.v_stride.batch +
                     kv_head * p.v_stride.head;  // [N, D]
-  float* gO = static_cast<float*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
-              q_start * p.out_stride.row;  // [rows, D]
 
   const float* sQ = s.q + first_row * kHeadDim;  // [kRowsPerWarp, D]
   float* sP = s.p + first_row * kBlockKV;        // [kRowsPerWarp, kBlockKV]
 
-  load_tile<kAligned, kHeadDim>(s.q, gQ, p.q_stride.row, kBlockQ, rows);
+  load_tile<kAligned, kHeadDim>(s.q, gQ, p.q_stride.row, kBlockQ, min(kBlockQ, p.len_q - q_start));
 
   float row_max[kRowsPerWarp];  // the same in all lanes
   float row_sum[kRowsPerWarp];  // the same in all lanes
@@ -121,15 +119,15 @@ __global__ void __launch_bounds__(kThreads)
     for (int c = 0; c < kColumnsPerLane; ++c) rO[r][c] = 0.0F;
   }
 
-  for (int kv_start = 0; kv_start < p.len_kv; kv_start += kBlockKV) {
-    const int keys = min(kBlockKV, p.len_kv - kv_start);
+  for (int keys_left = p.len_kv; keys_left > 0; keys_left -= kBlockKV) {
+    const int keys = min(kBlockKV, keys_left);
     __syncthreads();
-    load_tile<kAligned, kKeyStride>(s.kv, gK + kv_start * p.k_stride.row, p.k_stride.row, kBlockKV,
-                                    keys);
+    load_tile<kAligned, kKeyStride>(s.kv, gK, p.k_stride.row, kBlockKV, keys);
     __syncthreads();
 
     // S = scale Q K^T: one value of K against 8 rows of Q.
     float rS[kRowsPerWarp] = {};
+#pragma unroll 4  // 4 values of a row of Q or P are one 16-byte load; more would cost registers
     for (int d = 0; d < kHeadDim; ++d) {
       const float k = s.kv[lane * kKeyStride + d];
 #pragma unroll
@@ -152,11 +150,11 @@ __global__ void __launch_bounds__(kThreads)
     }
 
     __syncthreads();
-    load_tile<kAligned, kHeadDim>(s.kv, gV + kv_start * p.v_stride.row, p.v_stride.row, kBlockKV,
-                                  keys);
+    load_tile<kAligned, kHeadDim>(s.kv, gV, p.v_stride.row, kBlockKV, keys);
     __syncthreads();
 
     // O = rescale O + P V: one value of V against 8 rows of P.
+#pragma unroll 4
     for (int key = 0; key < kBlockKV; ++key) {
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) {
@@ -165,21 +163,25 @@ __global__ void __launch_bounds__(kThreads)
         for (int r = 0; r < kRowsPerWarp; ++r) rO[r][c] += sP[r * kBlockKV + key] * v;
       }
     }
+    gK += kBlockKV * p.k_stride.row;
+    gV += kBlockKV * p.v_stride.row;
   }
 
   // The one division. A row with no weight at all saw no key: its output is 0.
+  float* gO = static_cast<float*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head +
+              q_start * p.out_stride.row;  // [rows, D]
 #pragma unroll
   for (int r = 0; r < kRowsPerWarp; ++r) {
     const int row = first_row + r;
-    if (row >= rows) break;
+    if (q_start + row >= p.len_q) break;
     const float inverse = row_sum[r] == 0.0F ? 0.0F : 1.0F / row_sum[r];
 #pragma unroll
     for (int c = 0; c < kColumnsPerLane; ++c) {
-      gO[row * p.out_stride.row + c * kWarpSize + lane] =
-          rO[r][c] * inverse;
+      gO[row * p.out_stride.row + c * kWarpSize + lane] = rO[r][c] * inverse;
     }
     if (p.lse != nullptr && lane == 0) {
-      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] = row_max[r] + logf(row_sum[r]);
+      p.lse[static_cast<std::int64_t>(head_index) * p.len_q + q_start + row] =
+          row_max[r] + logf(row_sum[r]);
     }
   }
 }
@@ -197,8 +199,8 @@ bool is_aligned(const void* pointer, const Strides& stride) {
 }
 
 void run(const ForwardParams& p, void* stream) {
-  const bool aligned = is_aligned(p.q, p.q_stride) && is_aligned(p.k, p.k_stride) &&
-                       is_aligned(p.v, p.v_stride);
+  const bool aligned =
+      is_aligned(p.q, p.q_stride) && is_aligned(p.k, p.k_stride) && is_aligned(p.v, p.v_stride);
   dispatch_bool(aligned, [&](auto kAligned) {
     launch<vectorized_kernel<kAligned.value>>(plan(p), stream, p);
   });

@@ -30,8 +30,8 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
   fail(status, what);
 }
 
-// More than 48 KB of dynamic shared memory must be asked for, per kernel and device. Asked for once,
-// at the device's maximum: the call costs more than a launch.
+// More than 48 KB of dynamic shared memory must be asked for, per kernel and device. Asked for
+// once, at the device's maximum: the call costs more than a launch.
 template <auto kKernel>
 void allow_shared_memory() {
   static std::atomic<std::uint64_t> allowed{0};
@@ -40,8 +40,7 @@ void allow_shared_memory() {
   if ((allowed.load(std::memory_order_relaxed) & bit) != 0) return;
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, kKernel), "cudaFuncGetAttributes");
-  const std::size_t most =
-      device_info(device).shared_bytes_per_block - attributes.sharedSizeBytes;
+  const std::size_t most = device_info(device).shared_bytes_per_block - attributes.sharedSizeBytes;
   check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(most)),
         "cudaFuncSetAttribute");
