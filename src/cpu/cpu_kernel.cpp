@@ -22,6 +22,24 @@ struct Choice {
 };
 
 #if defined(__x86_64__)
+
+#if defined(__clang__)
+// Clang before 16 does not know the levels by name. It also lacks names for the rest of v3 (F16C,
+// LZCNT, MOVBE), which every processor with these four has.
+bool has_v3() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+}
+bool has_v4() {
+  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+#else
+bool has_v3() { return __builtin_cpu_supports("x86-64-v3") != 0; }
+bool has_v4() { return __builtin_cpu_supports("x86-64-v4") != 0; }
+#endif
+
 struct Candidate {
   std::string_view short_name;
   const Level* level;
@@ -31,8 +49,8 @@ struct Candidate {
 Choice choose_level() {
   __builtin_cpu_init();
   const Candidate candidates[] = {
-      {"v4", &x86_64_v4::level, __builtin_cpu_supports("x86-64-v4") != 0},
-      {"v3", &x86_64_v3::level, __builtin_cpu_supports("x86-64-v3") != 0},
+      {"v4", &x86_64_v4::level, has_v4()},
+      {"v3", &x86_64_v3::level, has_v3()},
       {"v2", &x86_64_v2::level, true},
   };
   const char* wanted = std::getenv("FASTATTN_CPU_ARCH");
@@ -47,8 +65,11 @@ Choice choose_level() {
   }
   return {nullptr, std::string("FASTATTN_CPU_ARCH=") + wanted + ": takes v2, v3 or v4"};
 }
+
 #else
+
 Choice choose_level() { return {&baseline::level, ""}; }
+
 #endif
 
 const Choice& choice() {

@@ -154,7 +154,8 @@ void hide_keys(const Group& group, const Tile& tile, float* scores, float* max) 
     Vec running = broadcast(-kInfinity);
     for (int key = tile.begin; key < tile.end; ++key) {
       float* s = scores + (key - tile.begin) * kRow + x * kLanes;
-      const Vec score = (first <= key) & (last > key) ? load(s) : broadcast(-kInfinity);
+      const IntVec visible = (first <= key) & (last > key);
+      const Vec score = visible ? load(s) : broadcast(-kInfinity);
       store(s, score);
       running = max_of(score, running);
     }
