@@ -6,6 +6,8 @@ import io
 import json
 import re
 import sys
+import time
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -35,23 +37,23 @@ META_KEYS = {
 SMALL = ["--seq-lens", "33", "--num-heads", "2", "--head-dim", "16", "--repetitions", "3"]
 
 
+@pytest.fixture(autouse=True)
+def small_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceiling's value is no test's business, and its full size takes seconds."""
+    monkeypatch.setitem(_suite._CEILING_SIZES, "cpu", 64)
+
+
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     status = main(argv)
     return status, capsys.readouterr().out
 
 
+SMALL_PROBLEM = _arrays.Problem("float32", 1, 2, 2, 33, 33, 16, 16)
+PRIMARY = _arrays.Problem("float32", 4, 12, 12, 2048, 2048, 64, 64)
+
+
 def problem(**changes: Any) -> _arrays.Problem:
-    values = {
-        "dtype": "float32",
-        "batch": 1,
-        "heads_q": 2,
-        "heads_kv": 2,
-        "len_q": 33,
-        "len_kv": 33,
-        "head_dim": 16,
-        "head_dim_v": 16,
-    }
-    return _arrays.Problem(**(values | changes))
+    return replace(SMALL_PROBLEM, **changes)
 
 
 # --- what a record is identified by ---------------------------------------------------------------
@@ -115,11 +117,8 @@ def test_fp32_peak_of_a_published_card() -> None:
 
 
 def test_flops_of_the_primary_shape() -> None:
-    full = problem(batch=4, heads_q=12, heads_kv=12, len_q=2048, len_kv=2048)
-    full = problem(**(vars(full) | {"head_dim": 64, "head_dim_v": 64}))
-    assert full.flops == 4 * 4 * 12 * 2048 * 2048 * 64
-    causal = _arrays.Problem(**(vars(full) | {"causal": True}))
-    assert causal.flops == full.flops / 2
+    assert PRIMARY.flops == 4 * 4 * 12 * 2048 * 2048 * 64
+    assert replace(PRIMARY, causal=True).flops == PRIMARY.flops / 2
 
 
 def test_timing_is_median_and_quartiles() -> None:
@@ -320,15 +319,72 @@ def test_source_hash_of_this_tree(
     assert text.strip() == benchmark.source_hash(ROOT)
 
 
+class HostEvent:
+    """A CUDA event's interface, on the host's clock."""
+
+    def record(self) -> None:
+        self.us = time.perf_counter_ns() * 1e-3
+
+
+class FakeCudaArrays(_arrays._CudaArrays):
+    """Host arrays that say they are on a GPU."""
+
+    framework = "fake"
+
+    def put(self, host: _arrays.HostArray, dtype: str) -> Any:
+        return host.astype(dtype)
+
+    def synchronize(self) -> None:
+        pass
+
+    def event(self) -> Any:
+        return HostEvent()
+
+    def elapsed_us(self, start: Any, end: Any) -> float:
+        return float(end.us - start.us)
+
+
+def test_the_ladder_suite_end_to_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a GPU machine runs without a framework, with the CPU kernel in a GPU kernel's place."""
+    kernel = next(k for k in fastattn.kernels() if k.name == "cpu")
+    device = {"name": "Test GPU", "compute_capability": 90, "multiprocessors": 132}
+    module = sys.modules[main.__module__]
+    for place in (module, _suite, sys.modules["fastattn.benchmark._meta"]):
+        monkeypatch.setattr(place, "gpus", lambda: [device])
+    monkeypatch.setattr(fastattn, "kernels", lambda: (replace(kernel, backend="cuda"),))
+    monkeypatch.setattr(module, "torch_for", lambda device: None)
+    monkeypatch.setattr(module, "arrays_for", lambda device: FakeCudaArrays())
+    monkeypatch.setattr(_suite, "sm_clock", lambda arrays, rng: 1755)
+    monkeypatch.setattr(_machine, "nvidia_smi", lambda field: "1980")
+    defaults = {"batch_size": 1, "num_heads": 2, "head_dim": 64, "seq_lens": [32, 64]}
+    monkeypatch.setitem(module._DEFAULTS, "cuda", defaults)
+
+    file = tmp_path / "record.json"
+    argv = ("cpu", "--device", "cuda", "--repetitions", "4", "--json", str(file))
+    status, text = run(capsys, *argv)
+    assert status == 0, text
+    assert "SM clock 1755 MHz under load" in text
+    assert "132 SMs at 1980 MHz, unmeasured" in text
+    record = benchmark.load_record(file)
+    assert record["meta"]["gpu"] == "Test GPU"
+    assert record["meta"]["ceilings"]["float32"]["tflops"] == pytest.approx(66.9, abs=0.1)
+    assert [(row["suite"], row["len_q"], row["repetitions"]) for row in record["rows"]] == [
+        ("ladder", 32, 4),
+        ("ladder", 64, 4),
+    ]
+    assert "| cpu | " in benchmark.render_ladder(record)
+
+
 # --- records and the README -----------------------------------------------------------------------
 
 
 def make_record() -> dict[str, Any]:
     def row(impl: str, title: str, length: int, us: float, error: float) -> dict[str, Any]:
-        shape = problem(batch=4, heads_q=12, heads_kv=12, len_q=length, len_kv=length)
+        shape = replace(PRIMARY, len_q=length, len_kv=length)
         timing = _suite.Timing(us, 1.0, us, 100)
         item = _suite.Implementation(impl, impl, title)
-        shape = _arrays.Problem(**(vars(shape) | {"head_dim": 64, "head_dim_v": 64}))
         return _suite.Result(item, shape, timing, error, error).row("ladder")
 
     return {

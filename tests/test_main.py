@@ -14,16 +14,16 @@ import pytest
 import fastattn
 from fastattn import __main__ as command
 from fastattn import benchmark
+from fastattn.benchmark._arrays import Problem
 from fastattn.benchmark._meta import gpus
+from fastattn.benchmark._suite import Plan
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same checks on a size that takes no time."""
-    problems = {
-        device: command.Problem("float32", 1, 4, 4, 130, 130, 64, 64) for device in ("cpu", "cuda")
-    }
-    plans = dict.fromkeys(("cpu", "cuda"), command.Plan(0, 3, 0.1))
+    problems = {device: Problem("float32", 1, 4, 4, 130, 130, 64, 64) for device in ("cpu", "cuda")}
+    plans = dict.fromkeys(("cpu", "cuda"), Plan(0, 3, 0.1))
     monkeypatch.setattr(command, "_FULL", problems)
     monkeypatch.setattr(command, "_PLANS", plans)
 

@@ -192,11 +192,12 @@ class _Check:
 def _runnable(console: Console, only: Sequence[str]) -> dict[str, list[fastattn.KernelInfo]]:
     """Kernels by device, and a line for each that can't run on this machine."""
     found: dict[str, list[fastattn.KernelInfo]] = {"cpu": [], "cuda": []}
-    capability = gpus()[0]["compute_capability"] if gpus() else None
+    found_gpus = gpus()
+    capability = int(found_gpus[0]["compute_capability"]) if found_gpus else 0
     for kernel in fastattn.kernels():
         if only and kernel.name not in only:
             continue
-        if kernel.backend == "cuda" and capability is None:
+        if kernel.backend == "cuda" and not found_gpus:
             console.line(f"{kernel.name}: not run, no GPU is seen", "dim")
         elif kernel.backend == "cuda" and capability < kernel.min_compute_capability:
             need = kernel.min_compute_capability

@@ -20,6 +20,8 @@ from fastattn.benchmark._meta import gpus
 _MIN_REPETITIONS = 3
 # The part of a row's time that warm-up calls may take.
 _WARMUP_SHARE = 0.2
+# Matrices of the ceiling: large enough for the full rate, small enough for a second.
+_CEILING_SIZES = {"cuda": 8192, "cpu": 2048}
 # How much worse than a plain evaluation in the same dtype a right kernel may be.
 TOLERANCE = 2.0
 
@@ -299,7 +301,7 @@ def measure_ceiling(arrays: Arrays, dtype: str) -> Ceiling | None:
 
     8192^3 on a GPU (median of 10), 2048^3 on a CPU (best of 10: other work only slows it).
     """
-    size = 8192 if arrays.device == "cuda" else 2048
+    size = _CEILING_SIZES[arrays.device]
     product = arrays.gemm(size, dtype)
     if product is not None:
         for _ in range(3):
