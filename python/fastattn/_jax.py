@@ -51,8 +51,8 @@ def _array(name: str, x: Any) -> jax.Array:
         return x
     if not isinstance(x, np.ndarray):
         raise TypeError(
-            f"{name}: got {type(x).__module__}.{type(x).__qualname__} beside JAX arrays; "
-            "pass a jax.Array or a NumPy array"
+            f"{name}: got {type(x).__module__}.{type(x).__qualname__} beside a jax.Array; "
+            "pass JAX arrays only"
         )
     # A NumPy constant among JAX arrays. JAX would round float64 to float32 without a word.
     if jax.dtypes.canonicalize_dtype(x.dtype) != x.dtype:
