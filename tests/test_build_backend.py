@@ -13,8 +13,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
 
-_VARIABLES = ("CMAKE_ARGS", "CMAKE_BUILD_PARALLEL_LEVEL", "CUDACXX", "CUDAToolkit_ROOT", "CUDA_HOME", "CUDA_PATH", "FASTATTN_CUDA", "FASTATTN_NVCC", "LIBRARY_PATH", "MAX_JOBS")  # fmt: skip
-NEW_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:00:00 UTC 2025\n"  # fmt: skip
+_VARIABLES = [
+    "CMAKE_ARGS",
+    "CMAKE_BUILD_PARALLEL_LEVEL",
+    "CUDACXX",
+    "CUDAToolkit_ROOT",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "FASTATTN_CUDA",
+    "FASTATTN_NVCC",
+    "LIBRARY_PATH",
+    "MAX_JOBS",
+]
+NEW_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Release Build\n"
 OPEN_DRIVER = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  590.1  Release Build\n"
 OLD_DRIVER = NEW_DRIVER.replace("580.65.06", "550.54.15")
 

@@ -22,7 +22,14 @@ pytestmark = [
 ]
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="there is no CUDA toolkit")
 
-_CLEARED = ("CMAKE_CUDA_ARCHITECTURES", "CUDAARCHS", "CUDACXX", "FASTATTN_CUDA", "FASTATTN_CUDA_ARCHS")  # fmt: skip
+_CLEARED = [
+    "CMAKE_ARGS",
+    "CMAKE_CUDA_ARCHITECTURES",
+    "CUDAARCHS",
+    "CUDACXX",
+    "FASTATTN_CUDA",
+    "FASTATTN_CUDA_ARCHS",
+]
 
 
 def configure(
@@ -30,14 +37,28 @@ def configure(
 ) -> subprocess.CompletedProcess[str]:
     """Configure into folder; stdout and stderr come back as one text."""
     env = {name: value for name, value in os.environ.items() if name not in _CLEARED}
-    arguments = [f"-D{definition}" for definition in definitions]
+    # A folder may be configured again: what an earlier test asked for must not stay.
+    arguments = [f"-U{name}" for name in ("CMAKE_CUDA_ARCHITECTURES", "FASTATTN_CUDA")]
+    arguments += [f"-D{definition}" for definition in definitions]
     if hide_toolkit:
         places = [*env["PATH"].split(os.pathsep), "/usr/local/cuda/bin", "/opt/cuda/bin"]
-        places += [str(Path(env[name], "bin")) for name in ("CUDA_HOME", "CUDA_PATH") if name in env]
+        places += [
+            str(Path(env[name], "bin")) for name in ("CUDA_HOME", "CUDA_PATH") if name in env
+        ]
         hidden = [place for place in places if Path(place, "nvcc").exists()]
         arguments.append("-DCMAKE_IGNORE_PATH=" + ";".join(hidden))
     return subprocess.run(
-        ["cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", "-DFASTATTN_BUILD_TESTS=OFF", *arguments],
+        [
+            "cmake",
+            "-S",
+            ROOT,
+            "-B",
+            folder,
+            "-G",
+            "Ninja",
+            "-DFASTATTN_BUILD_TESTS=OFF",
+            *arguments,
+        ],
         env=env | environment,
         text=True,
         stdout=subprocess.PIPE,
@@ -68,31 +89,45 @@ def compiled_architectures(folder: Path) -> set[str]:
     return found
 
 
-def test_auto_without_a_toolkit_is_the_cpu_backend_and_says_so(tmp_path: Path) -> None:
-    line = summary(configure(tmp_path, hide_toolkit=True))
+@pytest.fixture(scope="module")
+def cpu_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One build folder for all tests that see no toolkit: finding the compiler costs seconds."""
+    return tmp_path_factory.mktemp("cpu")
+
+
+@pytest.fixture(scope="module")
+def cuda_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for those that see one."""
+    return tmp_path_factory.mktemp("cuda")
+
+
+def test_auto_without_a_toolkit_is_the_cpu_backend_and_says_so(cpu_build: Path) -> None:
+    line = summary(configure(cpu_build, hide_toolkit=True))
     assert "CPU backend only (no CUDA toolkit found" in line
 
 
-def test_on_without_a_toolkit_is_one_line(tmp_path: Path) -> None:
-    result = configure(tmp_path, "FASTATTN_CUDA=ON", hide_toolkit=True)
+def test_on_without_a_toolkit_is_one_line(cpu_build: Path) -> None:
+    result = configure(cpu_build, "FASTATTN_CUDA=ON", hide_toolkit=True)
     assert result.returncode != 0
-    assert "\n  FASTATTN_CUDA=ON, but there is no nvcc (PATH, CUDA_HOME, CUDACXX)\n" in result.stdout
+    assert (
+        "\n  FASTATTN_CUDA=ON, but there is no nvcc (PATH, CUDA_HOME, CUDACXX)\n" in result.stdout
+    )
 
 
-def test_a_compiler_that_does_not_exist(tmp_path: Path) -> None:
-    result = configure(tmp_path, CUDACXX="/nowhere/nvcc")
+def test_a_compiler_that_does_not_exist(cpu_build: Path) -> None:
+    result = configure(cpu_build, CUDACXX="/nowhere/nvcc")
     assert result.returncode != 0
     assert "No such CUDA compiler: /nowhere/nvcc" in result.stdout
 
 
-def test_a_wrong_mode_is_refused(tmp_path: Path) -> None:
-    result = configure(tmp_path, "FASTATTN_CUDA=MAYBE")
+def test_a_wrong_mode_is_refused(cpu_build: Path) -> None:
+    result = configure(cpu_build, "FASTATTN_CUDA=MAYBE")
     assert result.returncode != 0
     assert "FASTATTN_CUDA is 'MAYBE', not one of AUTO, ON, OFF" in result.stdout
 
 
-def test_off_by_the_environment(tmp_path: Path) -> None:
-    assert "FASTATTN_CUDA=OFF" in summary(configure(tmp_path, FASTATTN_CUDA="OFF"))
+def test_off_by_the_environment(cpu_build: Path) -> None:
+    assert "FASTATTN_CUDA=OFF" in summary(configure(cpu_build, FASTATTN_CUDA="OFF"))
 
 
 @needs_nvcc
@@ -111,34 +146,34 @@ def test_off_by_the_environment(tmp_path: Path) -> None:
     ids=lambda value: repr(value) if value else "none",
 )
 def test_the_architectures_asked_for_are_those_compiled(
-    tmp_path: Path, definitions: list[str], environment: dict[str, str], expected: set[str]
+    cuda_build: Path, definitions: list[str], environment: dict[str, str], expected: set[str]
 ) -> None:
-    result = configure(tmp_path, *definitions, **environment)
+    result = configure(cuda_build, *definitions, **environment)
     if "native" in expected and "no GPU was detected" in result.stdout:
         pytest.skip("this CMake refuses `native` on a machine without a GPU")
     summary(result)
-    if "native" in expected and compiled_architectures(tmp_path) != expected:
+    if "native" in expected and compiled_architectures(cuda_build) != expected:
         # With a GPU, CMake puts in what it found.
-        assert all(arch.startswith("sm_") for arch in compiled_architectures(tmp_path))
+        assert all(arch.startswith("sm_") for arch in compiled_architectures(cuda_build))
     else:
-        assert compiled_architectures(tmp_path) == expected
+        assert compiled_architectures(cuda_build) == expected
 
 
 @needs_nvcc
-def test_the_default_has_code_for_each_generation_and_ptx_for_the_next(tmp_path: Path) -> None:
-    summary(configure(tmp_path))
+def test_the_default_has_code_for_each_generation_and_ptx_for_the_next(cuda_build: Path) -> None:
+    summary(configure(cuda_build))
     known = subprocess.run(
         [str(NVCC), "--list-gpu-code"], capture_output=True, text=True, check=True
     ).stdout.split()
     wanted = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"} & set(known)
-    built = compiled_architectures(tmp_path)
+    built = compiled_architectures(cuda_build)
     assert {arch for arch in built if arch.startswith("sm_")} == wanted
     newest = max(int(arch.removeprefix("sm_")) for arch in wanted)
     assert f"compute_{newest}" in built
 
 
 @needs_nvcc
-def test_a_changed_environment_is_seen_by_the_next_configuration(tmp_path: Path) -> None:
-    summary(configure(tmp_path, FASTATTN_CUDA_ARCHS="80-real"))
-    summary(configure(tmp_path, FASTATTN_CUDA_ARCHS="90-real"))
-    assert compiled_architectures(tmp_path) == {"sm_90"}
+def test_a_changed_environment_is_seen_by_the_next_configuration(cuda_build: Path) -> None:
+    summary(configure(cuda_build, FASTATTN_CUDA_ARCHS="80-real"))
+    summary(configure(cuda_build, FASTATTN_CUDA_ARCHS="90-real"))
+    assert compiled_architectures(cuda_build) == {"sm_90"}

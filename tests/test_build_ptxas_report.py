@@ -24,7 +24,10 @@ ptxas info    : Function properties for _Z3fooPf
 ptxas info    : Used 80 registers, used 1 barriers, 128 bytes smem
 ptxas info    : Compile time = 1.000 ms
 """
-SPILL = CLEAN.replace("0 bytes stack frame, 0 bytes spill stores, 0", "16 bytes stack frame, 8 bytes spill stores, 12")  # fmt: skip
+SPILL = CLEAN.replace(
+    "0 bytes stack frame, 0 bytes spill stores, 0",
+    "16 bytes stack frame, 8 bytes spill stores, 12",
+)
 SERIALISED = (
     "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are "
     "serialized due to insufficient register resources in the function 'foo'\n"
@@ -79,7 +82,10 @@ def test_a_spill_fails_and_leaves_no_object(compiler: Compiler) -> None:
 
 
 def test_a_spill_of_a_function_counts_for_its_kernel(compiler: Compiler) -> None:
-    inner = "ptxas info    : Function properties for _Z3barPf\n    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"  # fmt: skip
+    inner = (
+        "ptxas info    : Function properties for _Z3barPf\n"
+        "    8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads\n"
+    )
     result = compiler.run(CLEAN.replace("ptxas info    : Used", inner + "ptxas info    : Used"))
     assert result.returncode != 0
     assert "_Z3fooPf spills 8 bytes" in result.stderr
@@ -116,7 +122,7 @@ def test_other_output_and_the_failure_pass_through(compiler: Compiler) -> None:
 
 
 def test_arguments_arrive_unchanged(compiler: Compiler) -> None:
-    odd = ["-DA=\"x y\"", "-DLIST=75;80", "--generate-code=arch=compute_90,code=[sm_90]", "-Dp=a\\b"]
+    odd = ['-DA="x y"', "-DLIST=75;80", "--generate-code=arch=compute_90,code=[sm_90]", "-Dp=a\\b"]
     assert compiler.run(CLEAN, 0, *odd).returncode == 0
     arrived = (compiler.folder / "arguments.txt").read_text().splitlines()
     assert arrived == [*odd, "-c", str(compiler.source), "-o", str(compiler.object)]

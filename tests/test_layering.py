@@ -79,7 +79,9 @@ def test_includes_go_one_way(path: Path) -> None:
     assert violations(path.relative_to(SOURCE), path.read_text()) == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "include").rglob("*.h")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "include").rglob("*.h")), ids=lambda path: path.name
+)
 def test_public_headers_need_the_standard_library_only(path: Path) -> None:
     foreign = [
         name
