@@ -230,8 +230,10 @@ nb::object Tensor::owner(nb::handle object) const {
   return capsule_.is_valid() ? capsule_ : nb::borrow(object);
 }
 
-Device Tensor::device_of(nb::handle object, const char* name) {
-  const nb::object pair = object.attr("__dlpack_device__")();
+Device Tensor::device_of(nb::handle object) const {
+  const nb::object pair =
+      nb::steal(PyObject_CallMethod(object.ptr(), "__dlpack_device__", nullptr));
+  if (!pair.is_valid()) raise_export_error(*type, object, name);
   return device_from(name, nb::cast<int>(pair[0]), nb::cast<int>(pair[1]));
 }
 
@@ -246,7 +248,7 @@ void Tensor::read(const ArrayType& array_type, nb::handle object, const char* ar
     read_buffer(object);
   } else if (array_type.path == Path::kExchange && !by_stream) {
     read_exchange(object);
-  } else if (device_of(object, name).backend == Backend::kCpu) {
+  } else if (device_of(object).backend == Backend::kCpu) {
     read_dlpack(object, {});
   } else {
     // DLPack knows the legacy default stream as 1; 0 is not allowed.

@@ -78,9 +78,6 @@ class Tensor {
   void read(const ArrayType& type, nb::handle object, const char* name, void* launch_stream,
             bool foreign, bool is_ours);
 
-  // Of an array of a type with Path::kStream, which must be known before it is read.
-  static Device device_of(nb::handle object, const char* name);
-
   // What is still needed of `object` to keep the memory alive.
   [[nodiscard]] nb::object owner(nb::handle object) const;
 
@@ -102,6 +99,8 @@ class Tensor {
   [[nodiscard]] std::string shape_text() const;
 
  private:
+  // By __dlpack_device__: __dlpack__ takes a stream for CUDA arrays alone.
+  [[nodiscard]] Device device_of(nb::handle object) const;
   void read_exchange(nb::handle object);
   void read_buffer(nb::handle object);
   void read_dlpack(nb::handle object, nb::handle stream);
