@@ -378,12 +378,30 @@ def test_exports_end_with_the_call() -> None:
         assert sys.getrefcount(x) == before
 
 
-def test_exchange_api_of_another_library() -> None:
+def test_tvm_ffi() -> None:
     tvm_ffi = pytest.importorskip("tvm_ffi")
     q, k, v = (tvm_ffi.from_dlpack(x.copy()) for x in (Q, K, V))
-    out = np.full(SHAPE, np.nan, np.float32)
-    fastattn.forward(q, k, v, out=out)  # type: ignore[type-var]
-    np.testing.assert_array_equal(out, WANTED)
+    np.testing.assert_array_equal(np.from_dlpack(fastattn.forward(q, k, v)), WANTED)
+
+
+def test_exchange_api_of_a_library_unknown_by_name(torch: Any) -> None:
+    """Such a library allocates through the API: torch, taken for one of them."""
+    printed = run_python("""
+        import numbers
+        import numpy as np, torch
+        import fastattn
+        from fastattn import _core
+        from fastattn._adapters import _dlpack
+        _core.configure(_dlpack.resolve, np.bool_, numbers.Real)
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            q, k, v = torch.randn(3, 2, 4, 9, 16).to(dtype)
+            out, lse = fastattn.forward(q, k, v[..., :5], return_lse=True)
+            print(out.dtype, tuple(out.shape), lse.dtype, tuple(lse.shape))
+            wanted = torch.softmax(q.float() @ k.float().mT / 4, -1) @ v[..., :5].float()
+            assert torch.allclose(out.float(), wanted, atol=1e-2), dtype
+    """)
+    for line, dtype in zip(printed.splitlines(), ("float32", "float16", "bfloat16"), strict=True):
+        assert line == f"torch.{dtype} (2, 4, 9, 5) torch.float32 (2, 4, 9)"
 
 
 # --- references, threads, the process -------------------------------------------------------------
