@@ -62,10 +62,10 @@ def reference(
     Notes
     -----
     Special values: a key that a row does not see contributes nothing to it, whatever k and v hold
-    there (a mask that multiplies would make 0 * NaN of it). A row that sees no key gives out 0 and
-    lse -inf. All else is plain IEEE arithmetic on the visible keys: a NaN among them gives NaN; a
-    score of +inf gives out and lse NaN; a row whose visible scores are all -inf gives out NaN
-    (0 / 0) and lse -inf; a weight that underflows to zero times an infinite v gives NaN. That last
+    there (a mask that multiplies would make 0 * NaN of it). A row without any weight, one that sees
+    no key or none with a score above -inf, gives out 0 and lse -inf. All else is plain IEEE
+    arithmetic on the visible keys: a NaN among them gives NaN; a score of +inf gives out and lse
+    NaN; a weight that underflows to zero times an infinite v gives NaN. That last
     threshold is float64's, exp(-745), and a kernel's float32 has another, exp(-104).
 
     Memory: one block of scores (2 MiB) plus the result. Time: 4 B Hq M N D flops of float64.
@@ -134,7 +134,8 @@ def error(actual: Any, expected: Any) -> float:
     if largest == 0.0:
         return math.inf if a.any() else 0.0
     # Scaled first: the square of a large float64 would overflow.
-    return float(np.linalg.norm((a - e) / largest) / np.linalg.norm(e / largest))
+    off, size = (float(np.square(x / largest).sum()) for x in (a - e, e))
+    return math.sqrt(off / size)
 
 
 def dtype_name(x: Any) -> str:
@@ -187,11 +188,10 @@ def to_numpy(x: Any) -> Array:
 class CudaArray:
     """A dense array in GPU memory, for a machine that has a GPU and no array framework.
 
-    It holds data and speaks DLPack, no more: ``fastattn.forward`` takes it as q, k, v and ``out``.
+    It holds data, speaks DLPack and can be allocated, no more: enough for ``fastattn.forward``.
 
-        out = CudaArray.from_numpy(np.full(shape, np.nan, np.float32))
-        fastattn.forward(CudaArray.from_numpy(q), k, v, out=out)
-        out.to_numpy()
+        q, k, v = (CudaArray.from_numpy(x) for x in (q, k, v))
+        out = fastattn.forward(q, k, v).to_numpy()
     """
 
     def __init__(self, buffer: _core.CudaBuffer, shape: tuple[int, ...], dtype: str) -> None:
@@ -239,14 +239,38 @@ class CudaArray:
         """Its name: NumPy has no bfloat16."""
         return self._dtype
 
+    @property
+    def device(self) -> int:
+        """The number of the GPU."""
+        return int(self._buffer.device)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> type[_Namespace]:
+        """What of the array API standard there is: ``empty`` and the names of the dtypes."""
+        return _Namespace
+
     def __dlpack__(self, **kwargs: Any) -> object:
         return self._buffer.dlpack(self._shape, self._dtype, **kwargs)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (2, self._buffer.device)  # kDLCUDA
+        return (2, self.device)  # kDLCUDA
 
     def __repr__(self) -> str:
-        return f"CudaArray(shape={self._shape}, dtype={self._dtype}, device={self._buffer.device})"
+        return f"CudaArray(shape={self._shape}, dtype={self._dtype}, device={self.device})"
+
+
+class _Namespace:
+    """``CudaArray.__array_namespace__()``."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+    @staticmethod
+    def empty(shape: tuple[int, ...], *, dtype: str, device: int) -> CudaArray:
+        from fastattn import _core
+
+        size = 4 if dtype == "float32" else 2
+        return CudaArray(_core.CudaBuffer(math.prod(shape) * size, device), tuple(shape), dtype)
 
 
 def _evaluate(
@@ -326,7 +350,7 @@ def _rows(
         weights = np.exp(scores, out=scores)
         row_sum = weights.sum(axis=1, keepdims=True)
         lse = (row_max + np.log(row_sum))[:, 0]
-        weights /= row_sum
+        weights /= np.where(row_sum == 0, 1, row_sum)
         if store in ("float16", "bfloat16"):
             weights = round_to(weights, store)
 

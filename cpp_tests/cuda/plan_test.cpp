@@ -1,0 +1,88 @@
+// The launch figures that each rung is defined by (they need no GPU).
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/calls.h"
+#include "fastattn/fastattn.h"
+
+namespace fastattn::testing {
+namespace {
+
+LaunchPlan plan(std::string_view name, const Shape& shape = {}) {
+  return find_kernel(name)->plan(call(shape));
+}
+
+struct Rung {
+  const char* name;
+  std::int64_t blocks;
+  int threads;
+  std::size_t dynamic_shared_bytes;
+};
+
+class LadderPlan : public ::testing::TestWithParam<Rung> {};
+
+// B=4, H=12, M=N=2048, D=64.
+TEST_P(LadderPlan, IsTheRungsOwn) {
+  const Rung& rung = GetParam();
+  const LaunchPlan found = plan(rung.name);
+  EXPECT_EQ(found.blocks, rung.blocks);
+  EXPECT_EQ(found.threads, rung.threads);
+  EXPECT_EQ(found.dynamic_shared_bytes, rung.dynamic_shared_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Primary, LadderPlan,
+                         ::testing::Values(Rung{"v1", 48, 128, 37'376},
+                                           Rung{"v2", 1'536, 128, 58'368},
+                                           Rung{"v3", 1'536, 256, 32'768},
+                                           Rung{"v4", 1'536, 256, 32'896}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Plan, SharedMemoryFollowsHeadDim) {
+  // 2 * 32 * 128 + 2 * 32 * 128 + 32 * 32 + 4 * 32 floats, and 2 * 64 * 128 + 2 * 32 * 128 + ...
+  EXPECT_EQ(plan("v1", {.head_dim = 128, .head_dim_v = 128}).dynamic_shared_bytes, 70'144U);
+  EXPECT_EQ(plan("v2", {.head_dim = 128, .head_dim_v = 128}).dynamic_shared_bytes, 107'520U);
+}
+
+TEST(Plan, WorkspaceIsWhatTheRungKeepsInGlobalMemory) {
+  constexpr std::size_t kRows = 4UL * 12 * 2048;
+  EXPECT_EQ(plan("v0").workspace_bytes, kRows * 2048 * sizeof(float));
+  EXPECT_EQ(plan("v1").workspace_bytes, kRows * 2 * sizeof(float));
+  for (const char* name : {"v2", "v3", "v4"}) EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
+}
+
+TEST(Plan, GridsArePastEveryDimensionLimit) {
+  EXPECT_EQ(plan("v1", {.batch = 65536, .heads_q = 8, .heads_kv = 8, .len_q = 4}).blocks, 524'288);
+  EXPECT_EQ(plan("v4", {.batch = 65536, .heads_q = 8, .heads_kv = 8, .len_q = 65}).blocks,
+            1'048'576);
+}
+
+TEST(CudaRegistry, HoldsTheLadderInOrder) {
+  std::vector<std::string_view> names;
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->backend == Backend::kCuda) names.push_back(kernel->name);
+  }
+  const std::vector<std::string_view> ladder = {"v0", "v1", "v2", "v3", "v4"};
+  ASSERT_GE(names.size(), ladder.size());
+  EXPECT_TRUE(std::equal(ladder.begin(), ladder.end(), names.begin()));
+}
+
+TEST(CudaRegistry, CapabilitiesOfTheLadder) {
+  for (const char* name : {"v0", "v1", "v2", "v3", "v4"}) {
+    const Capabilities& takes = find_kernel(name)->capabilities;
+    EXPECT_TRUE(takes.takes(DType::kFloat32)) << name;
+    EXPECT_FALSE(takes.takes(DType::kFloat16) || takes.takes(DType::kBFloat16)) << name;
+    EXPECT_FALSE(takes.causal || takes.window || takes.head_dim_v_differs) << name;
+    EXPECT_EQ(takes.lengths_differ, std::string_view(name) != "v0") << name;
+  }
+  for (const char* name : {"v3", "v4"}) {
+    EXPECT_EQ(find_kernel(name)->capabilities.head_dim_min, 64);
+    EXPECT_EQ(find_kernel(name)->capabilities.head_dim_max, 64);
+    EXPECT_EQ(find_kernel(name)->redirect, "v2");
+  }
+}
+
+}  // namespace
+}  // namespace fastattn::testing
