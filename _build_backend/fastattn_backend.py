@@ -50,14 +50,18 @@ _DRIVER_VERSION_FILE = Path("/proc/driver/nvidia/version")
 
 
 def _cmake_definition(settings: Settings, name: str) -> str | None:
-    """The value of a CMake variable that the caller set: -C, then CMAKE_ARGS, then nothing."""
+    """The value of a CMake variable that the caller set, by CMake's order: the last word wins."""
+    settings = settings or {}
+    arguments = settings.get("cmake.args", settings.get("skbuild.cmake.args", []))
+    if isinstance(arguments, str):
+        arguments = arguments.split(";")
+    arguments = [*arguments, *shlex.split(os.environ.get("CMAKE_ARGS", ""))]
+    for argument in reversed(arguments):
+        if argument.startswith((f"-D{name}=", f"-D{name}:")):
+            return str(argument.partition("=")[2])
     for key in (f"cmake.define.{name}", f"skbuild.cmake.define.{name}"):
-        if settings and key in settings:
+        if key in settings:
             return str(settings[key])
-    prefixes = (f"-D{name}=", f"-D{name}:")
-    for argument in reversed(shlex.split(os.environ.get("CMAKE_ARGS", ""))):
-        if argument.startswith(prefixes):
-            return argument.partition("=")[2]
     return None
 
 

@@ -111,17 +111,23 @@ def test_off_brings_nothing(machine: Machine, word: str) -> None:
     assert machine.requirements(FASTATTN_CUDA=word) == []
 
 
-def test_every_way_to_say_it(machine: Machine) -> None:
+def test_every_way_to_say_it_in_the_order_that_cmake_sees_it(machine: Machine) -> None:
     machine.patch.setenv("FASTATTN_CUDA", "ON")
     assert machine.requirements() == WHEELS
+    assert machine.requirements(FASTATTN_CUDA="OFF") == []
     machine.patch.setenv("CMAKE_ARGS", "-DOTHER=1 -DFASTATTN_CUDA=OFF")
-    assert machine.requirements() == []
-    machine.patch.setenv("CMAKE_ARGS", "-DFASTATTN_CUDA:STRING=ON")
-    machine.patch.setenv("FASTATTN_CUDA", "OFF")
-    assert machine.requirements() == WHEELS
-    assert machine.requirements(CMAKE_CUDA_COMPILER="/some/nvcc") == []
+    assert machine.requirements(FASTATTN_CUDA="ON") == []
+    machine.patch.setenv("CMAKE_ARGS", "-DFASTATTN_CUDA=OFF -DFASTATTN_CUDA:STRING=ON")
+    assert machine.requirements(FASTATTN_CUDA="OFF") == WHEELS
+    machine.patch.delenv("CMAKE_ARGS")
+    settings = {"cmake.args": "-DFASTATTN_CUDA=OFF;-DOTHER=1"}
+    assert machine.backend._cuda_mode(settings) == "OFF"
+
+
+def test_a_compiler_that_the_caller_names_is_a_toolkit(machine: Machine) -> None:
+    assert machine.requirements(FASTATTN_CUDA="ON", CMAKE_CUDA_COMPILER="/some/nvcc") == []
     machine.patch.setenv("CUDACXX", "/some/nvcc")
-    assert machine.requirements() == []
+    assert machine.requirements(FASTATTN_CUDA="ON") == []
 
 
 def test_the_source_of_nvcc_can_be_forced(machine: Machine) -> None:
