@@ -37,7 +37,7 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
 // What a task owns of kGroupRows rows. Lanes behind the last row repeat it and are never written out.
 struct Group {
   int rows, vectors;
-  float* q;          // [D, vectors * kLanes], times scale * log2(e)
+  float* q;          // [D, vectors * kLanes]
   float* out;        // [Dv, vectors * kLanes], not yet divided by row_sum
   float* row_max;    // [vectors * kLanes], of the scaled scores, in units of ln 2
   float* row_sum;    // [vectors * kLanes]
@@ -99,11 +99,12 @@ std::size_t scratch_bytes(const Call& call) {
   return scratch.used;
 }
 
-// S^T of kBroadcasts keys over `depth` of the head dim, added to what `s` holds where `add`; raises
-// `max`. A function of its own because its pointers need all the general registers. [key][row]
+// S^T of kBroadcasts keys over `depth` of the head dim, added to what `s` holds where `add`, then times
+// `factor`; raises `max`. A function of its own because its pointers need all the general registers,
+// and because a rounded product must be what both the maximum and the exponential see. [key][row]
 template <int kVecs>
 __attribute__((noinline)) void score_keys(const float* q, const float* const (&keys)[kBroadcasts],
-                                          int depth, bool add, float* s, float* max) {
+                                          int depth, bool add, float factor, float* s, float* max) {
   constexpr int kRow = kVecs * kLanes;
   Vec sum[kBroadcasts][kVecs];
   const float* k[kBroadcasts];
@@ -136,8 +137,9 @@ __attribute__((noinline)) void score_keys(const float* q, const float* const (&k
     Vec running = load(max + x * kLanes);
     FASTATTN_UNROLL
     for (int i = 0; i < kBroadcasts; ++i) {
-      store(s + i * kRow + x * kLanes, sum[i][x]);
-      running = max_of(sum[i][x], running);
+      const Vec score = sum[i][x] * factor;
+      store(s + i * kRow + x * kLanes, score);
+      running = max_of(score, running);
     }
     store(max + x * kLanes, running);
   }
@@ -165,11 +167,13 @@ void hide_keys(const Group& group, const Tile& tile, float* scores, float* max) 
 
 // S^T = K Q^T for one tile, hidden scores -inf, and its largest score per row.
 template <int kVecs>
-void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim, float* scores,
-                float* max) {
+void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim, float scale_log2,
+                float* scores, float* max) {
   constexpr int kRow = kVecs * kLanes;
   const int keys = tile.end - tile.begin;
   for (int d = 0; d < head_dim; d += kDepth) {
+    const int depth = head_dim - d < kDepth ? head_dim - d : kDepth;
+    const float factor = d + depth == head_dim ? scale_log2 : 1.0F;
     FASTATTN_UNROLL
     for (int x = 0; x < kVecs; ++x) store(max + x * kLanes, broadcast(-kInfinity));
     for (int j = 0; j < keys; j += kBroadcasts) {
@@ -179,8 +183,8 @@ void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim,
       for (int i = 0; i < kBroadcasts; ++i) {
         k[i] = tile.k + (j + i < keys ? j + i : keys - 1) * tile.k_stride + d;
       }
-      const int depth = head_dim - d < kDepth ? head_dim - d : kDepth;
-      score_keys<kVecs>(group.q + std::int64_t{d} * kRow, k, depth, d != 0, scores + j * kRow, max);
+      score_keys<kVecs>(group.q + std::int64_t{d} * kRow, k, depth, d != 0, factor,
+                        scores + j * kRow, max);
     }
   }
   if (masked) hide_keys<kVecs>(group, tile, scores, max);
@@ -287,11 +291,12 @@ bool values_are_finite(const Tile& tile, int head_dim_v) {
 }
 
 template <int kVecs>
-void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, float* scores) {
+void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, float scale_log2,
+                 float* scores) {
   const bool masked = group.first_max > tile.begin || group.last_min < tile.end;
   alignas(64) float max[kVecs * kLanes];
   Vec shrink[kVecs];
-  score_tile<kVecs>(group, tile, masked, p.head_dim, scores, max);
+  score_tile<kVecs>(group, tile, masked, p.head_dim, scale_log2, scores, max);
   soften_tile<kVecs>(group, tile.end - tile.begin, scores, max, shrink);
   if (masked && !values_are_finite(tile, p.head_dim_v)) {
     accumulate_tile<kVecs, true>(group, tile, p.head_dim_v, scores, shrink);
@@ -300,12 +305,21 @@ void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, f
   }
 }
 
-void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, float* scores) {
-  if (group.vectors == 1) return attend_tile<1>(group, tile, p, scores);
+void attend_tile(const Group& group, const Tile& tile, const ForwardParams& p, float scale_log2,
+                 float* scores) {
+  if (group.vectors == 1) return attend_tile<1>(group, tile, p, scale_log2, scores);
   if constexpr (kVectors == 3) {
-    if (group.vectors == 3) return attend_tile<3>(group, tile, p, scores);
+    if (group.vectors == 3) return attend_tile<3>(group, tile, p, scale_log2, scores);
   }
-  attend_tile<2>(group, tile, p, scores);
+  attend_tile<2>(group, tile, p, scale_log2, scores);
+}
+
+// scale * log2(e) as a float; the exponentials are powers of two.
+float scale_to_log2(float scale) {
+  constexpr double kLog2E = 1.4426950408889634;
+  constexpr double kMost = 3.4028234663852886e38;
+  const double factor = static_cast<double>(scale) * kLog2E;
+  return static_cast<float>(factor > kMost ? kMost : factor < -kMost ? -kMost : factor);
 }
 
 // The work of one task: rows row_begin .. row_begin + rows of one key/value head.
@@ -315,6 +329,7 @@ struct Task {
   const ForwardParams& p;
   Workspace w;
   std::int64_t batch, head_kv, row_begin;
+  float scale_log2;
   int group_count = 0;
 
   [[nodiscard]] int heads_per_group() const { return p.heads_q / p.heads_kv; }
@@ -364,10 +379,6 @@ struct Task {
       group.row_sum[lane] = 0;
     }
 
-    // scale * log2(e) as the sum of two floats, so that each element is rounded only once.
-    const double factor = static_cast<double>(p.scale) * 1.4426950408889634;
-    const auto factor_high = static_cast<float>(factor);
-    const auto factor_low = static_cast<float>(factor - static_cast<double>(factor_high));
     for (int lane = 0; lane < width; lane += kLanes) {
       const Type* source[kLanes];
       for (int i = 0; i < kLanes; ++i) {
@@ -377,8 +388,7 @@ struct Task {
         Vec block[kLanes];
         FASTATTN_UNROLL
         for (int i = 0; i < kLanes; ++i) {
-          const Vec x = load_first<kDType>(source[i] + d, p.head_dim - d);
-          block[i] = x * factor_high + x * factor_low;
+          block[i] = load_first<kDType>(source[i] + d, p.head_dim - d);
         }
         transpose(block);
         FASTATTN_UNROLL
@@ -393,8 +403,10 @@ struct Task {
     const int width = group.vectors * kLanes;
     for (int lane = 0; lane < group.rows; lane += kLanes) {
       const int rows = group.rows - lane < kLanes ? group.rows - lane : kLanes;
-      const IntVec empty = load(group.first + lane) >= load(group.last + lane);
-      const Vec inverse = empty ? Vec{} : 1.0F / load(group.row_sum + lane);
+      const Vec row_sum = load(group.row_sum + lane);
+      // No key seen, or none with a score above -inf: out 0.
+      const IntVec empty = row_sum == Vec{};
+      const Vec inverse = empty ? Vec{} : 1.0F / row_sum;
       Type* target[kLanes];
       for (int i = 0; i < rows; ++i) {
         target[i] = row_pointer(static_cast<Type*>(p.out), p.out_stride, row + lane + i);
@@ -412,9 +424,11 @@ struct Task {
       }
     }
     if (p.lse == nullptr) return;
+    // From units of ln 2 to natural ones: by what scale_log2 was rounded from, not by ln 2.
+    const double unit = scale_log2 == 0.0F ? 0.6931471805599453
+                                           : static_cast<double>(p.scale) / scale_log2;
     for (int lane = 0; lane < group.rows; ++lane) {
-      constexpr double kLn2 = 0.6931471805599453;
-      const double max = static_cast<double>(group.row_max[lane]) * kLn2;
+      const double max = static_cast<double>(group.row_max[lane]) * unit;
       const std::int64_t head = batch * p.heads_q + head_of(row + lane);
       p.lse[head * p.len_q + query_of(row + lane)] = static_cast<float>(
           max + static_cast<double>(__builtin_logf(group.row_sum[lane])));
@@ -481,7 +495,7 @@ struct Task {
                      .v = v + (from - begin) * v_stride,
                      .k_stride = k_stride,
                      .v_stride = v_stride},
-                    p, w.scores);
+                    p, scale_log2, w.scores);
       }
     }
     for (int i = 0; i < group_count; ++i) {
@@ -504,7 +518,8 @@ void run_typed(const Call& call, std::int64_t task, std::byte* memory) {
                     .w = lay_out(call, scratch),
                     .batch = head / p.heads_kv,
                     .head_kv = head % p.heads_kv,
-                    .row_begin = row_begin};
+                    .row_begin = row_begin,
+                    .scale_log2 = scale_to_log2(p.scale)};
   work.run(static_cast<int>(left < call.rows_per_task ? left : call.rows_per_task));
 }
 
