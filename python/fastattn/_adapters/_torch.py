@@ -11,8 +11,11 @@ from ._base import Adapter, DType, not_taken
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def _external(stream: int, device: Any) -> Any:
-    return torch.cuda.stream(torch.cuda.ExternalStream(stream, device=device))
+def _stream(handle: int, device: Any) -> Any:
+    # ExternalStream(0) would be a new stream.
+    if handle == 0:
+        return torch.cuda.default_stream(device)
+    return torch.cuda.ExternalStream(handle, device=device)
 
 
 class _Torch(Adapter):
@@ -26,20 +29,20 @@ class _Torch(Adapter):
         kind = _DTYPES[dtype]
         if stream is None:
             return torch.empty(shape, dtype=kind, device=like.device)
-        with _external(stream, like.device):
+        with torch.cuda.stream(_stream(stream, like.device)):
             return torch.empty(shape, dtype=kind, device=like.device)
 
     def contiguous(self, array: Any, stream: int | None) -> Any:
         if stream is None:
             return array.contiguous()
-        with _external(stream, array.device):
+        with torch.cuda.stream(_stream(stream, array.device)):
             return array.contiguous()
 
     def current_stream(self, device: int) -> int:
         return int(torch._C._cuda_getCurrentRawStream(device))
 
     def record_stream(self, array: Any, stream: int) -> bool:
-        array.record_stream(torch.cuda.ExternalStream(stream, device=array.device))
+        array.record_stream(_stream(stream, array.device))
         return True
 
     def refuse(self, array: Any, argument: str) -> None:
