@@ -20,7 +20,7 @@ def new_record(seed: int | None = None) -> dict[str, Any]:
     """A record without rows. torch's version is filled in where torch is imported by now."""
     root = _machine.source_root()
     torch = sys.modules.get("torch")
-    meta = {
+    meta: dict[str, Any] = {
         "gpu": gpus()[0]["name"] if gpus() else None,
         "cpu": _machine.cpu_model(),
         "cpu_threads": _core.cpu_threads(),
