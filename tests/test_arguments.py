@@ -98,10 +98,9 @@ def fake_tensor() -> Any:
 
 
 def large_on_cuda() -> tuple[Any, ...]:
-    """Small arrays of which V0 wants 64 times the memory of the GPU, for B * H * M * N scores."""
-    length = 65536
-    heads = 64 * torch().cuda.get_device_properties(0).total_memory // (4 * length**2) + 1
-    x = cuda(1, 1, length, 1)
+    """Small arrays of which V0 wants 4 times the memory of the GPU, for B * H * M * N scores."""
+    x = cuda(1, 1, length := 65536, 1)
+    heads = 4 * torch().cuda.get_device_properties(0).total_memory // (4 * length**2) + 1
     # head_dim 1, and one head's memory for all: the result alone is real.
     return (
         x.expand(1, heads, length, 1),
