@@ -118,14 +118,19 @@ function(fastattn_add_cuda_sources target)
     CUDA_COMPILER_LAUNCHER "${_launcher}")
 endfunction()
 
-# What src/core needs to know, by the names it uses.
+# What src/core needs to know, by the names it uses. The strings are
+# for host code only: nvcc has its own ideas of separators in -D.
 function(fastattn_cuda_definitions result)
+  set(_have 0)
+  set(_archs)
+  set(_toolkit)
   if(FASTATTN_HAVE_CUDA)
-    set(${result}
-      FASTATTN_HAVE_CUDA=1
-      "FASTATTN_CUDA_ARCHS=\"$<JOIN:${CMAKE_CUDA_ARCHITECTURES},$<SEMICOLON>>\""
-      "FASTATTN_CUDA_TOOLKIT=\"${FASTATTN_CUDA_TOOLKIT}\"" PARENT_SCOPE)
-  else()
-    set(${result} FASTATTN_HAVE_CUDA=0 "FASTATTN_CUDA_ARCHS=\"\"" "FASTATTN_CUDA_TOOLKIT=\"\"" PARENT_SCOPE)
+    set(_have 1)
+    list(JOIN CMAKE_CUDA_ARCHITECTURES " " _archs)
+    set(_toolkit "${FASTATTN_CUDA_TOOLKIT}")
   endif()
+  set(${result}
+    FASTATTN_HAVE_CUDA=${_have}
+    "$<$<COMPILE_LANGUAGE:CXX>:FASTATTN_CUDA_ARCHS=\"${_archs}\">"
+    "$<$<COMPILE_LANGUAGE:CXX>:FASTATTN_CUDA_TOOLKIT=\"${_toolkit}\">" PARENT_SCOPE)
 endfunction()

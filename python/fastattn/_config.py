@@ -49,7 +49,7 @@ def _config() -> dict[str, Any]:
         },
         "cuda": {
             "toolkit": build["cuda_toolkit"] or None,
-            "architectures": build["cuda_archs"].split(";") if build["cuda_archs"] else [],
+            "architectures": build["cuda_archs"].split(),
             "driver": _cuda_version(_core.cuda_driver_version()),
             "devices": _core.cuda_devices(),
         },
