@@ -134,10 +134,11 @@ class _Check:
             for problem in problems(kernel, arrays.device, self.quick):
                 if arrays.supports(problem.dtype):
                     wanted.setdefault(problem, []).append(kernel)
-                else:
+            for dtype in kernel.dtypes:
+                if not arrays.supports(dtype):
                     self.console.line(
-                        f"{kernel.name}: {problem.dtype} is not checked, since {arrays.framework} "
-                        "has none here (ml_dtypes or torch would give it)",
+                        f"{kernel.name}: {dtype} is not checked, since {arrays.framework} has none "
+                        "here (torch, or for NumPy ml_dtypes, would give it)",
                         "dim",
                     )
         self.console.header(_COLUMNS)
