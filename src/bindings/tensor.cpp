@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -241,20 +242,17 @@ void Tensor::read(const ArrayType& array_type, nb::handle object, const char* ar
                   void* launch_stream, bool foreign, bool is_ours) {
   name = argument;
   type = &array_type;
-  const bool by_stream =
-      array_type.path == Path::kStream ||
-      (foreign && (array_type.path == Path::kExchange || array_type.path == Path::kNoSync));
   if (array_type.path == Path::kBuffer) {
     read_buffer(object);
-  } else if (array_type.path == Path::kExchange && !by_stream) {
+  } else if (array_type.path == Path::kExchange) {
     read_exchange(object);
+    if (foreign && device.backend == Backend::kCuda) read_dlpack(object, launch_stream);
   } else if (device_of(object).backend == Backend::kCpu) {
-    read_dlpack(object, {});
+    read_dlpack(object, std::nullopt);
+  } else if (array_type.path == Path::kNoSync && !foreign) {
+    read_dlpack(object, std::bit_cast<void*>(std::intptr_t{-1}));
   } else {
-    // DLPack knows the legacy default stream as 1; 0 is not allowed.
-    const auto handle = std::bit_cast<std::intptr_t>(launch_stream);
-    const std::int64_t stream = by_stream ? std::max<std::int64_t>(handle, 1) : -1;
-    read_dlpack(object, nb::int_(stream));
+    read_dlpack(object, launch_stream);
   }
   if (array_type.screened && !is_ours) screen(object);
 }
@@ -267,8 +265,14 @@ void Tensor::read_exchange(nb::handle object) {
   take(tensor);
 }
 
-void Tensor::read_dlpack(nb::handle object, nb::handle stream) {
-  capsule_ = call_dlpack(object, stream);
+void Tensor::read_dlpack(nb::handle object, std::optional<void*> stream) {
+  if (stream) {
+    // DLPack knows the legacy default stream as 1; 0 is not allowed.
+    const auto handle = std::bit_cast<std::intptr_t>(*stream);
+    capsule_ = call_dlpack(object, nb::int_(handle == 0 ? 1 : handle));
+  } else {
+    capsule_ = call_dlpack(object, {});
+  }
   if (!capsule_.is_valid()) raise_export_error(*type, object, name);
   // The capsule stays ours and unused, so that its own destructor ends the export.
   if (PyCapsule_IsValid(capsule_.ptr(), "dltensor_versioned") != 0) {
@@ -364,18 +368,21 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
       wrong_value(prefix(name) + "got shape " + shape_text() + ", takes sizes up to 2147483647");
     }
   }
-  if (steps == nullptr || is_empty()) {
-    // The strides of empty arrays are whatever their framework likes.
+  if (is_empty()) {
+    // The strides of empty arrays are whatever their framework likes, and so may their pointer be.
+    stride = {0, 0, 0, 1};
+    return;
+  }
+  if (steps == nullptr) {
     std::int64_t step = 1;
     for (std::size_t i = kRank; i-- > 0;) {
       stride[i] = step;
-      step *= std::max<std::int64_t>(shape[i], 1);
+      step *= shape[i];
     }
   } else {
     std::copy_n(steps, rank, stride.begin());
     if (shape[3] == 1) stride[3] = 1;
   }
-  if (is_empty()) return;
   if (data == nullptr) {
     wrong_value(prefix(name) + "null data pointer, but shape " + shape_text() + " has elements");
   }

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "fastattn/fastattn.h"
@@ -103,7 +104,7 @@ class Tensor {
   [[nodiscard]] Device device_of(nb::handle object) const;
   void read_exchange(nb::handle object);
   void read_buffer(nb::handle object);
-  void read_dlpack(nb::handle object, nb::handle stream);
+  void read_dlpack(nb::handle object, std::optional<void*> stream);
   void take(const DLTensor& tensor);
   void set_layout(int ndim, const std::int64_t* sizes, const std::int64_t* steps);
   [[noreturn]] void refuse_dtype(const std::string& found) const;
