@@ -1,4 +1,5 @@
-// Strided test arrays [B, H, L, D] of any dtype, and conversions that share nothing with the library's.
+// Strided test arrays [B, H, L, D] of any dtype, and conversions that share nothing with the
+// library's.
 #pragma once
 
 #include <cmath>
@@ -161,7 +162,8 @@ class Array {
     for (int b = 0; b < batch_; ++b) {
       for (int h = 0; h < heads_; ++h) {
         for (int i = 0; i < length_; ++i) {
-          for (int d = 0; d < dim_; ++d) in_row[static_cast<std::size_t>(offset(b, h, i, d))] = true;
+          for (int d = 0; d < dim_; ++d)
+            in_row[static_cast<std::size_t>(offset(b, h, i, d))] = true;
         }
       }
     }

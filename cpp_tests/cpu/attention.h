@@ -130,12 +130,10 @@ inline ForwardParams params_of(const Array& q, const Array& k, const Array& v, O
           .mask = mask};
 }
 
-inline float default_scale(const Array& q) {
-  return 1.0F / std::sqrt(static_cast<float>(q.dim()));
-}
+inline float default_scale(const Array& q) { return 1.0F / std::sqrt(static_cast<float>(q.dim())); }
 
-inline Output run(const Array& q, const Array& k, const Array& v, float scale, const Mask& mask = {},
-                  Layout layout = Layout::kContiguous) {
+inline Output run(const Array& q, const Array& k, const Array& v, float scale,
+                  const Mask& mask = {}, Layout layout = Layout::kContiguous) {
   Output output(q, v, layout);
   const Kernel& kernel = forward(params_of(q, k, v, output, scale, mask), {}, "cpu");
   EXPECT_EQ(kernel.name, "cpu");

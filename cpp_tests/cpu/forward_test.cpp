@@ -10,8 +10,10 @@ namespace fastattn::testing {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr Mask kMasks[] = {
-    {}, {.causal = true}, {.window_left = 20, .window_right = 7}, {.causal = true, .window_left = 70}};
+constexpr Mask kMasks[] = {{},
+                           {.causal = true},
+                           {.window_left = 20, .window_right = 7},
+                           {.causal = true, .window_left = 70}};
 
 class CpuForward : public ::testing::TestWithParam<DType> {
  protected:
@@ -42,7 +44,7 @@ TEST_P(CpuForward, LongRows) {
 }
 
 TEST_P(CpuForward, QueryAndKeyLengthsDiffer) {
-  constexpr std::pair<int, int> kLengths[] = {{1, 17},  {1, 1000}, {63, 1},   {17, 64}, {64, 65},
+  constexpr std::pair<int, int> kLengths[] = {{1, 17},   {1, 1000}, {63, 1},   {17, 64}, {64, 65},
                                               {127, 64}, {200, 33}, {65, 300}, {5, 0},   {49, 129}};
   for (const auto& [len_q, len_kv] : kLengths) {
     for (const Mask& mask : kMasks) {
@@ -54,8 +56,8 @@ TEST_P(CpuForward, QueryAndKeyLengthsDiffer) {
 
 // A034, A036: each head dim, with NaN in the padding behind the rows of q, k, v and out.
 TEST_P(CpuForward, HeadDims) {
-  for (const int dim : {1,  2,  3,  5,  7,   8,   12,  33,  40,  56, 64,
-                        72, 80, 88, 96, 100, 112, 120, 128, 160, 192, 224, 256}) {
+  for (const int dim : {1,  2,  3,  5,   7,   8,   12,  33,  40,  56,  64, 72,
+                        80, 88, 96, 100, 112, 120, 128, 160, 192, 224, 256}) {
     SCOPED_TRACE(dim);
     const auto padded = [&](int length, int d) { return random(1, 2, length, d, Layout::kPadded); };
     check(padded(50, dim), padded(70, dim), padded(70, dim), {.causal = true}, Layout::kPadded);
@@ -129,7 +131,8 @@ TEST_P(CpuForward, RandomCalls) {
                  "/" + std::to_string(dim_v) + " causal " + std::to_string(mask.causal) +
                  " window " + std::to_string(mask.window_left) + "," +
                  std::to_string(mask.window_right));
-    check(random(batch, heads_q, len_q, dim, layout()), random(batch, heads_kv, len_kv, dim, layout()),
+    check(random(batch, heads_q, len_q, dim, layout()),
+          random(batch, heads_kv, len_kv, dim, layout()),
           shifted(batch, heads_kv, len_kv, dim_v, layout()), mask, layout());
   }
 }

@@ -1,5 +1,6 @@
 // What must not depend on the machine: instruction-set level, number of threads, concurrent calls,
-// fork. A level is chosen once per process, so levels and thread counts are tried in child processes.
+// fork. A level is chosen once per process, so levels and thread counts are tried in child
+// processes.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -145,10 +146,12 @@ class CpuLevel : public ::testing::TestWithParam<const char*> {};
 TEST_P(CpuLevel, AgreesWithTheOracle) {
   const std::string level = GetParam();
   const std::string environment = "FASTATTN_CPU_ARCH=" + level;
-  const ChildRun probe = run_self(environment, "CpuMachine.SaysWhatItRunsOn:CpuMachine.DISABLED_PrintBits");
+  const ChildRun probe =
+      run_self(environment, "CpuMachine.SaysWhatItRunsOn:CpuMachine.DISABLED_PrintBits");
   if (probe.has("this machine has no")) GTEST_SKIP() << "this machine has no x86-64-" << level;
   EXPECT_EQ(probe.after("level "), "x86-64-" + level) << probe.text;
-  const ChildRun all = run_self(environment, "CpuCases.*:*CpuForward*-*LongRows*:*RunsRepeat*:*A05*");
+  const ChildRun all =
+      run_self(environment, "CpuCases.*:*CpuForward*-*LongRows*:*RunsRepeat*:*A05*");
   EXPECT_EQ(all.status, 0) << all.text;
   EXPECT_TRUE(all.has("[  PASSED  ]")) << all.text;
 }

@@ -1,6 +1,6 @@
 // Vectors of fp32 for the level this translation unit is compiled for, in GCC's vector extensions.
-// Everything sits in an anonymous namespace and nothing inline of std:: is used: a function that the
-// linker could merge with a copy from another level might run AVX-512 on a machine without it.
+// Everything sits in an anonymous namespace and nothing inline of std:: is used: a function that
+// the linker could merge with a copy from another level might run AVX-512 on a machine without it.
 #pragma once
 
 #include <cstdint>
@@ -48,8 +48,8 @@ FASTATTN_INLINE IntVec load(const std::int32_t* p) { return *reinterpret_cast<co
 FASTATTN_INLINE Vec max_of(Vec x, Vec running) { return x > running ? x : running; }
 
 // 2^x for x <= 0, within 2 ulp. Exactly 1 at 0; exactly 0 below -126.5 and at -inf; NaN stays NaN.
-// x = n + r with |r| <= 1/2: adding 1.5 * 2^23 + 127 rounds x and leaves n + 127 in the low bits, and
-// 2^r is the minimax polynomial with p(0) = 1 (relative error 9.2e-8).
+// x = n + r with |r| <= 1/2: adding 1.5 * 2^23 + 127 rounds x and leaves n + 127 in the low bits,
+// and 2^r is the minimax polynomial with p(0) = 1 (relative error 9.2e-8).
 FASTATTN_INLINE Vec exp2_nonpositive(Vec x) {
   constexpr float kRound = 12582912.0F + 127.0F;
   x = max_of(broadcast(-127.0F), x);

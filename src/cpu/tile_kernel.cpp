@@ -1,5 +1,5 @@
-// FlashAttention-2's forward on a CPU: one task is a block of query rows; it walks the key tiles with
-// an online softmax and divides once at the end. Compiled once per instruction-set level.
+// FlashAttention-2's forward on a CPU: one task is a block of query rows; it walks the key tiles
+// with an online softmax and divides once at the end. Compiled once per instruction-set level.
 //
 // The vector lanes are query rows. Scores are kept transposed, S^T [key][row], so that the row
 // maximum, the row sum and the rescaling never cross lanes, and K and V are read where they lie, a
@@ -23,10 +23,11 @@ constexpr int kBroadcasts = 4;  // of 16 registers: 8 sums, 2 vectors of rows, w
 constexpr int kVectors = 2;     // multiply-add a product each
 #endif
 constexpr int kGroupRows = kVectors * kLanes;
+constexpr int kColumnStep = kLanes > kBroadcasts ? kLanes : kBroadcasts;  // of O^T: both tile it
 
-constexpr int kTileKeys = 64;   // kBlockKV: S^T of 48 rows is 12 KiB
-constexpr int kDepth = 64;      // of the head dim per pass over a tile: Q^T of 48 rows is 12 KiB, and
-                                // short sums that are then added round less than one long sum
+constexpr int kTileKeys = 64;  // kBlockKV: S^T of 48 rows is 12 KiB
+constexpr int kDepth = 64;  // of the head dim per pass over a tile: Q^T of 48 rows is 12 KiB, and
+                            // short sums that are then added round less than one long sum
 constexpr std::int64_t kMaxStrideBytes = 2048;  // longer rows are gathered: they alias in L1
 static_assert(kTileKeys % kBroadcasts == 0);
 
@@ -34,13 +35,14 @@ constexpr std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
 
-// What a task owns of kGroupRows rows. Lanes behind the last row repeat it and are never written out.
+// What a task owns of kGroupRows rows. Lanes behind the last row repeat it and are never written
+// out.
 struct Group {
   int rows, vectors;
-  float* q;          // [D, vectors * kLanes]
-  float* out;        // [Dv, vectors * kLanes], not yet divided by row_sum
-  float* row_max;    // [vectors * kLanes], of the scaled scores, in units of ln 2
-  float* row_sum;    // [vectors * kLanes]
+  float* q;                    // [D, vectors * kLanes]
+  float* out;                  // [Dv, vectors * kLanes], not yet divided by row_sum
+  float* row_max;              // [vectors * kLanes], of the scaled scores, in units of ln 2
+  float* row_sum;              // [vectors * kLanes]
   std::int32_t *first, *last;  // [vectors * kLanes]: a row sees keys first <= j < last
   int first_min, first_max, last_min, last_max;
 };
@@ -53,8 +55,9 @@ struct Tile {
   std::int64_t k_stride, v_stride;
 };
 
+// Hands out 64-byte aligned pieces; from address 0 it only measures.
 struct Scratch {
-  std::byte* base;
+  std::uintptr_t base;
   std::size_t used = 0;
 
   template <class T>
@@ -81,7 +84,7 @@ Workspace lay_out(const Call& call, Scratch& scratch) {
   for (int i = 0; i < groups; ++i) {
     Group& group = w.groups[i];
     group.q = scratch.take<float>(round_up(p.head_dim, kLanes) * kGroupRows);
-    group.out = scratch.take<float>(round_up(p.head_dim_v, kLanes) * kGroupRows);
+    group.out = scratch.take<float>(round_up(p.head_dim_v, kColumnStep) * kGroupRows);
     group.row_max = scratch.take<float>(kGroupRows);
     group.row_sum = scratch.take<float>(kGroupRows);
     group.first = scratch.take<std::int32_t>(kGroupRows);
@@ -94,14 +97,15 @@ Workspace lay_out(const Call& call, Scratch& scratch) {
 }
 
 std::size_t scratch_bytes(const Call& call) {
-  Scratch scratch{nullptr};
+  Scratch scratch{0};
   lay_out(call, scratch);
   return scratch.used;
 }
 
-// S^T of kBroadcasts keys over `depth` of the head dim, added to what `s` holds where `add`, then times
-// `factor`; raises `max`. A function of its own because its pointers need all the general registers,
-// and because a rounded product must be what both the maximum and the exponential see. [key][row]
+// S^T of kBroadcasts keys over `depth` of the head dim, added to what `s` holds where `add`, then
+// times `factor`; raises `max`. A function of its own because its pointers need all the general
+// registers, and because a rounded product must be what both the maximum and the exponential see.
+// [key][row]
 template <int kVecs>
 __attribute__((noinline)) void score_keys(const float* q, const float* const (&keys)[kBroadcasts],
                                           int depth, bool add, float factor, float* s, float* max) {
@@ -177,7 +181,8 @@ void score_tile(const Group& group, const Tile& tile, bool masked, int head_dim,
     FASTATTN_UNROLL
     for (int x = 0; x < kVecs; ++x) store(max + x * kLanes, broadcast(-kInfinity));
     for (int j = 0; j < keys; j += kBroadcasts) {
-      // Behind the tile's end the last key is scored again: no maximum changes, and no one reads it.
+      // Behind the tile's end the last key is scored again: no maximum changes, and no one reads
+      // it.
       const float* k[kBroadcasts];
       FASTATTN_UNROLL
       for (int i = 0; i < kBroadcasts; ++i) {
@@ -339,8 +344,7 @@ struct Task {
   }
   template <class Pointer>
   [[nodiscard]] Pointer row_pointer(Pointer base, const Strides& stride, std::int64_t row) const {
-    return base + batch * stride.batch + head_of(row) * stride.head +
-           query_of(row) * stride.row;
+    return base + batch * stride.batch + head_of(row) * stride.head + query_of(row) * stride.row;
   }
 
   // Row i stands at key i + N - M; what it sees is cut to 0 <= j < N.
@@ -395,7 +399,7 @@ struct Task {
         for (int i = 0; i < kLanes; ++i) store(group.q + (d + i) * width + lane, block[i]);
       }
     }
-    const std::int64_t out_size = round_up(p.head_dim_v, kLanes) * width;
+    const std::int64_t out_size = round_up(p.head_dim_v, kColumnStep) * width;
     for (std::int64_t i = 0; i < out_size; i += kLanes) store(group.out + i, Vec{});
   }
 
@@ -425,13 +429,13 @@ struct Task {
     }
     if (p.lse == nullptr) return;
     // From units of ln 2 to natural ones: by what scale_log2 was rounded from, not by ln 2.
-    const double unit = scale_log2 == 0.0F ? 0.6931471805599453
-                                           : static_cast<double>(p.scale) / scale_log2;
+    const double unit =
+        scale_log2 == 0.0F ? 0.6931471805599453 : static_cast<double>(p.scale) / scale_log2;
     for (int lane = 0; lane < group.rows; ++lane) {
       const double max = static_cast<double>(group.row_max[lane]) * unit;
       const std::int64_t head = batch * p.heads_q + head_of(row + lane);
-      p.lse[head * p.len_q + query_of(row + lane)] = static_cast<float>(
-          max + static_cast<double>(__builtin_logf(group.row_sum[lane])));
+      p.lse[head * p.len_q + query_of(row + lane)] =
+          static_cast<float>(max + static_cast<double>(__builtin_logf(group.row_sum[lane])));
     }
   }
 
@@ -508,12 +512,13 @@ template <DType kDType>
 void run_typed(const Call& call, std::int64_t task, std::byte* memory) {
   const ForwardParams& p = call.params;
   const std::int64_t head = task / call.tasks_per_head;
-  // The last rows see the most keys under a causal mask: they go first, and the threads end together.
+  // The last rows see the most keys under a causal mask: they go first, and the threads end
+  // together.
   const std::int64_t block = call.tasks_per_head - 1 - task % call.tasks_per_head;
   const std::int64_t rows_of_head = static_cast<std::int64_t>(p.heads_q / p.heads_kv) * p.len_q;
   const std::int64_t row_begin = block * call.rows_per_task;
   const std::int64_t left = rows_of_head - row_begin;
-  Scratch scratch{memory};
+  Scratch scratch{reinterpret_cast<std::uintptr_t>(memory)};
   Task<kDType> work{.p = p,
                     .w = lay_out(call, scratch),
                     .batch = head / p.heads_kv,
