@@ -695,5 +695,6 @@ def test_no_leak(torch: Any) -> None:
     allocated, free = torch.cuda.memory_allocated(), torch.cuda.mem_get_info()[0]
     calls(2000)
     assert torch.cuda.memory_allocated() <= allocated
-    assert free - torch.cuda.mem_get_info()[0] < 4 << 20
+    # The driver takes a few MiB in its own time; one leaked result a call would be 250 MB.
+    assert free - torch.cuda.mem_get_info()[0] < 32 << 20
     assert [sys.getrefcount(x) for x in (q, k, v)] == references

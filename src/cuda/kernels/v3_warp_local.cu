@@ -138,14 +138,21 @@ __global__ void __launch_bounds__(kThreads)
               kBlockKV, keys);
     __syncthreads();
 
-    // O = rescale O + P V: one value of V against 8 rows of P.
+    // O = rescale O + P V: one value of V against 8 rows of P. The tile is summed by itself first:
+    // a sum over all keys in one go would round each product at the size of the whole.
+    float rPV[kRowsPerWarp][kColumnsPerLane] = {};
     for (std::size_t key = 0; key < kBlockKV; ++key) {
 #pragma unroll
       for (std::size_t c = 0; c < kColumnsPerLane; ++c) {
         const float v = s.kv[key * kHeadDim + c * kWarpSize + lane];
 #pragma unroll
-        for (std::size_t r = 0; r < kRowsPerWarp; ++r) rO[r][c] += sP[r * kBlockKV + key] * v;
+        for (std::size_t r = 0; r < kRowsPerWarp; ++r) rPV[r][c] += sP[r * kBlockKV + key] * v;
       }
+    }
+#pragma unroll
+    for (std::size_t r = 0; r < kRowsPerWarp; ++r) {
+#pragma unroll
+      for (std::size_t c = 0; c < kColumnsPerLane; ++c) rO[r][c] += rPV[r][c];
     }
   }
 

@@ -10,6 +10,9 @@
 // Limit now       Shared-memory traffic: a value of Q or P that is read serves one key or two
 //                 columns, so the products wait for loads, not for the multipliers.
 // Read more       docs/ladder/v4.md
+//
+// spills allowed: at most two registers, read once a tile. With the loop over keys unrolled by 2
+// nothing is spilled, and the kernel takes 2.48 ms instead of 2.42 (H200, B=4, H=12, M=N=2048).
 #include <cmath>
 #include <cstdint>
 
@@ -153,15 +156,22 @@ __global__ void __launch_bounds__(kThreads)
     load_tile<kAligned, kHeadDim>(s.kv, gV, p.v_stride.row, kBlockKV, keys);
     __syncthreads();
 
-    // O = rescale O + P V: one value of V against 8 rows of P.
+    // O = rescale O + P V: one value of V against 8 rows of P. The tile is summed by itself first:
+    // a sum over all keys in one go would round each product at the size of the whole.
+    float rPV[kRowsPerWarp][kColumnsPerLane] = {};
 #pragma unroll 4
     for (int key = 0; key < kBlockKV; ++key) {
 #pragma unroll
       for (int c = 0; c < kColumnsPerLane; ++c) {
         const float v = s.kv[key * kHeadDim + c * kWarpSize + lane];
 #pragma unroll
-        for (int r = 0; r < kRowsPerWarp; ++r) rO[r][c] += sP[r * kBlockKV + key] * v;
+        for (int r = 0; r < kRowsPerWarp; ++r) rPV[r][c] += sP[r * kBlockKV + key] * v;
       }
+    }
+#pragma unroll
+    for (int r = 0; r < kRowsPerWarp; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColumnsPerLane; ++c) rO[r][c] += rPV[r][c];
     }
     gK += kBlockKV * p.k_stride.row;
     gV += kBlockKV * p.v_stride.row;
