@@ -82,25 +82,16 @@ def test_a003_no_keys_at_all(dtype, runner, head_dim):
     np.testing.assert_array_equal(lse, np.full((1, 2, 3), -np.inf))
 
 
-def merge(a, b):
-    """Two partial results over disjoint keys, as users of lse combine them."""
-    (out_a, lse_a), (out_b, lse_b) = a, b
-    with np.errstate(invalid="ignore"):
-        lse = np.logaddexp(lse_a.astype(np.float64), lse_b)
-        weights = [np.where(x == -np.inf, 0, np.exp(x - lse)) for x in (lse_a, lse_b)]
-    return weights[0][..., None] * out_a + weights[1][..., None] * out_b, lse
-
-
 @taking(CAUSAL, UNEQUAL)
 def test_a005_an_empty_row_is_the_neutral_element(dtype, runner):
     q, k = randn(1, 1, 4, 64), randn(1, 1, 2, 64, seed=1)
     empty = runner.run(q, k, k, dtype=dtype, causal=True)
     np.testing.assert_array_equal(empty[1][0, 0, :2], [-np.inf, -np.inf])
     other = runner.run(q, q, q, dtype=dtype)
-    out, lse = merge(empty, other)
+    out, lse = helpers.merge(empty, other)
     np.testing.assert_array_equal(out[:, :, :2], other[0][:, :, :2])
     np.testing.assert_array_equal(lse[:, :, :2], other[1][:, :, :2])
-    out, lse = merge(empty, empty)
+    out, lse = helpers.merge(empty, empty)
     np.testing.assert_array_equal(out[:, :, :2], np.zeros((1, 1, 2, 64)))
     np.testing.assert_array_equal(lse[0, 0, :2], [-np.inf, -np.inf])
 
@@ -109,7 +100,7 @@ def test_a005_an_empty_row_is_the_neutral_element(dtype, runner):
 def test_a005_partial_results_merge_into_the_whole(dtype, runner):
     q, k, v = (testing.round_to(randn(2, 3, 65, 64, seed=s), dtype) for s in range(3))
     parts = [runner.run(q, k[:, :, s], v[:, :, s], dtype=dtype) for s in (slice(20), slice(20, 65))]
-    runner.expect(q, k, v, dtype=dtype).check(*merge(*parts))
+    runner.expect(q, k, v, dtype=dtype).check(*helpers.merge(*parts))
 
 
 @runners(CAUSAL, UNEQUAL, Case(heads_q=6))
@@ -312,7 +303,7 @@ def test_a022_huge_equal_scores_weigh_exactly_one(dtype, runner, n):
     x = np.full((1, 1, n, 64), value, np.float32)
     out, lse = runner.run(x, x, x, dtype=dtype)
     value = float(testing.round_to(value, dtype))
-    np.testing.assert_allclose(out, np.full_like(out, value), rtol=0 if n < 70 else 3e-7)
+    np.testing.assert_allclose(out, np.full_like(out, value), rtol=0 if n < 70 else n * 2**-24)
     np.testing.assert_allclose(lse, np.full_like(lse, value * value * 8), rtol=3e-6)
 
 
@@ -489,6 +480,17 @@ def far_view(framework, buffer, start, shape, gap):
     return buffer.as_strided(shape, (gap, shape[2] * shape[3], shape[3], 1), start)
 
 
+def allocate(runner, length, dtype):
+    """A flat array that nothing has written; skips where there is no such memory."""
+    xp = runner.framework.xp
+    place = {"device": runner.kernel.backend} if xp.__name__ == "torch" else {}
+    kind = np.dtype(runner.framework.array(0.0, dtype).dtype) if xp is np else getattr(xp, dtype)
+    try:
+        return xp.empty(length, dtype=kind, **place)
+    except (MemoryError, RuntimeError) as failure:  # torch's is a RuntimeError
+        pytest.skip(f"needs memory for {length} {dtype}: {failure}")
+
+
 @taking(Case())
 def test_a053_offsets_beyond_2_31_elements(dtype, runner):
     """Few elements, far apart: index arithmetic in 32 bits reads and writes elsewhere."""
@@ -498,14 +500,8 @@ def test_a053_offsets_beyond_2_31_elements(dtype, runner):
     gap = 2**31 + 64
     shape = case.shapes[0]
     block = math.prod(shape[1:]) + 64
-    # Never touched but for the views: only address space on a host. Torch and CuPy hold it all.
-    length = gap + 4 * block
-    if runner.framework.name == "numpy":
-        buffer = np.empty(length, runner.framework.array(0.0, dtype).dtype)
-    else:
-        name = getattr(runner.framework.xp, dtype)
-        on = {"device": "cuda"} if runner.framework.name.startswith("torch") else {}
-        buffer = runner.framework.xp.empty(length, dtype=name, **on)
+    # On a host only address space: the pages between the views are never touched.
+    buffer = allocate(runner, gap + 4 * block, dtype)
     views = [far_view(runner.framework, buffer, i * block, shape, gap) for i in range(4)]
     for view, values in zip(views, helpers.inputs(case), strict=False):
         view[...] = runner.framework.array(values, dtype)
@@ -532,6 +528,11 @@ def test_a053_more_than_2_31_bytes_and_scores(runner):
 
     d = runner.own_head_dim(72)
     dtype = "bfloat16" if "bfloat16" in runner.kernel.dtypes else "float32"
+    torch.cuda.empty_cache()
+    # q, k, v, out, and the scores that an unfused kernel keeps.
+    needed = 4 * 1600 * 16 * 729 * (4 * d + 729)
+    if torch.cuda.mem_get_info()[0] < 1.2 * needed:
+        pytest.skip(f"needs {1.2 * needed / 1e9:.0f} GB of free memory on the GPU")
     like = {"dtype": getattr(torch, dtype), "device": "cuda"}
     q, k, v = (torch.randn(1600, 16, 729, d, **like) for _ in range(3))
     out = torch.full_like(q, math.nan)

@@ -156,7 +156,7 @@ def test_each_kernel_is_tested(name):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_limits_are_tight(dtype):
     """So that no change of the helpers makes the tests above vacuous."""
-    largest = {"float32": 1.2e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    largest = {"float32": 1.2e-6, "float16": 7e-4, "bfloat16": 6e-3}[dtype]
     for case in (
         Case(dtype=dtype),
         Case(dtype=dtype, len_kv=1000, data="shifted"),
@@ -165,7 +165,7 @@ def test_the_limits_are_tight(dtype):
     ):
         expected = helpers.expected(case, "cpu")
         assert 0 < expected.out_limit <= largest, str(case)
-        assert 0 < expected.lse_limit <= 6e-7, str(case)
+        assert 0 < expected.lse_limit <= 2e-7, str(case)
 
 
 # ---- what a kernel does not declare, it refuses --------------------------------------------------
@@ -193,7 +193,7 @@ BEYOND = {
 )
 def test_what_is_not_declared_is_refused(case, runner):
     arrays = [runner.framework.array(x, case.dtype) for x in helpers.inputs(case)]
-    with pytest.raises(NotImplementedError, match=runner.kernel.redirect or runner.kernel.name):
+    with pytest.raises(NotImplementedError, match=f"'{runner.kernel.name}'"):
         fastattn.forward(*arrays, kernel=runner.kernel.name, **case.options)
     simple = runner.own_case(Case())
     runner.expected(simple).check(*runner.run_case(simple))  # the next call works
