@@ -129,9 +129,8 @@ void run(const ForwardParams& p, void* /*stream*/) {
   const std::size_t bytes = level->scratch_bytes(call);
   std::atomic<std::int64_t> next = 0;
   run_on_threads(static_cast<int>(std::min<std::int64_t>(threads, tasks)), [&] {
-    std::byte* scratch = scratch_of_this_thread(bytes);
     for (std::int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-      level->run_task(call, task, scratch);
+      level->run_task(call, task, scratch_of_this_thread(bytes));
     }
   });
 }

@@ -105,7 +105,9 @@ void run_on_threads(int count, const std::function<void()>& worker) {
   watch_for_fork();
   if (is_forked_child.load(std::memory_order_relaxed)) return run_on_std_threads(count, worker);
   FirstException failure;
-#pragma omp parallel num_threads(count)
+  // The whole team: GNU's runtime ends threads that a smaller team leaves out and has to start them
+  // again for the next call.
+#pragma omp parallel
   failure.run(worker);
   failure.rethrow();
 }

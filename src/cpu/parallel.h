@@ -10,8 +10,9 @@ int max_threads();
 
 std::string_view threading_name();
 
-// Runs `worker` on `count` threads, the caller's among them, and waits. The first exception that a
-// worker throws is thrown again. May start fewer threads, so work is to be taken from a counter.
+// Runs `worker` on about `count` threads, the caller's among them, and waits: on more where a team
+// of threads stands ready anyway, on fewer where the system gives no more. Work is therefore to be
+// taken from a counter. The first exception that a worker throws is thrown again.
 void run_on_threads(int count, const std::function<void()>& worker);
 
 }  // namespace fastattn::cpu
