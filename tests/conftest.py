@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+# Before NumPy comes: the references are many small products, which more threads only slow down.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
