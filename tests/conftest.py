@@ -6,6 +6,8 @@ import os
 
 # Before NumPy comes: the references are many small products, which more threads only slow down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# JAX would take three quarters of the GPU's memory, and the other frameworks need some.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import pytest
 from hypothesis import HealthCheck, settings
