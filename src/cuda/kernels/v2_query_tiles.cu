@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
       const float weight = expf(sP[row * kBlockKV + lane] - shift);
       sP[row * kBlockKV + lane] = weight;
       const float sum = warp_sum(weight);
+      __syncwarp();  // all lanes have read row_max
       if (lane == 0) {
         rescale[row] = expf(old_max - shift);
         row_sum[row] = row_sum[row] * rescale[row] + sum;
