@@ -44,17 +44,44 @@ ALL: list[tuple[helpers.Framework, str | None]] = [
 ]
 
 
+def marks_of(framework: helpers.Framework, module: str | None) -> list[Any]:
+    marks = [pytest.mark.gpu] if framework.backend == "cuda" else []
+    if module and not helpers.installed(module):
+        marks.append(pytest.mark.skip(reason=f"{module} is not installed"))
+    elif not any(k.backend == framework.backend for k in KERNELS.values()):
+        marks.append(pytest.mark.skip(reason="this build has no CUDA backend"))
+    return marks
+
+
 def each_framework(backends: tuple[str, ...] = ("cpu", "cuda")) -> Any:
+    return pytest.mark.parametrize(
+        "framework",
+        [
+            pytest.param(framework, marks=marks_of(framework, module), id=framework.name)
+            for framework, module in ALL
+            if framework.backend in backends
+        ],
+    )
+
+
+def each_declared_dtype() -> Any:
+    """Every framework with every kernel of its backend and every dtype that both have."""
     params = []
     for framework, module in ALL:
-        if framework.backend in backends:
-            marks = [pytest.mark.gpu] if framework.backend == "cuda" else []
-            if module and not helpers.installed(module):
-                marks.append(pytest.mark.skip(reason=f"{module} is not installed"))
-            elif not any(k.backend == framework.backend for k in KERNELS.values()):
-                marks.append(pytest.mark.skip(reason="this build has no CUDA backend"))
-            params.append(pytest.param(framework, marks=marks, id=framework.name))
-    return pytest.mark.parametrize("framework", params)
+        own = [k for k in KERNELS.values() if k.backend == framework.backend]
+        dtypes = {k.name: set(k.dtypes) for k in own}
+        dtypes["auto"] = set().union(*dtypes.values())
+        params += [
+            pytest.param(
+                *(framework, name, dtype),
+                marks=marks_of(framework, module),
+                id=f"{framework.name}-{name}-{dtype}",
+            )
+            for name, declared in dtypes.items()
+            for dtype in DTYPES
+            if dtype in declared and dtype in framework.dtypes
+        ]
+    return pytest.mark.parametrize(("framework", "kernel", "dtype"), params)
 
 
 @pytest.fixture(autouse=True)
@@ -82,16 +109,8 @@ def device_of(x: Any) -> Any:
     return x.device
 
 
-@each_framework()
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kernel", ["auto", *KERNELS])
-def test_the_same_kind_comes_back(framework, dtype, kernel):
-    if kernel != "auto" and KERNELS[kernel].backend != framework.backend:
-        pytest.skip(f"{kernel} is no kernel of {framework.backend}")
-    takers = [k for k in KERNELS.values() if k.backend == framework.backend]
-    takers = [k for k in takers if kernel in ("auto", k.name) and dtype in k.dtypes]
-    if not takers or dtype not in framework.dtypes:
-        pytest.skip(f"{kernel} or {framework} has no {dtype} on {framework.backend}")
+@each_declared_dtype()
+def test_the_same_kind_comes_back(framework, kernel, dtype):
     case = Case(dtype=dtype)
     arrays = [framework.array(x, dtype) for x in helpers.inputs(case)]
     out, lse = fastattn.forward(*arrays, kernel=kernel, return_lse=True)
