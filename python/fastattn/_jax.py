@@ -95,9 +95,10 @@ def _target(
     first: Exception | None = None
     for cuda, device in _candidates(place):
         try:
-            return _core.xla_target(
+            target: tuple[str, float] = _core.xla_target(
                 q.shape, k.shape, v.shape, q.dtype.name, kernel, causal, window, scale, cuda, device
             )
+            return target
         except (TypeError, ValueError, NotImplementedError) as error:
             first = first or error
     assert first is not None
