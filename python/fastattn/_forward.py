@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar, overload
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, cast, overload
 
 from . import (
     _adapters,  # noqa: F401  (tells _core how to read arrays)
@@ -10,7 +12,23 @@ from . import (
 )
 
 ArrayT = TypeVar("ArrayT")
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Window = tuple[int, int]
+
+
+def _native(declaration: FunctionT) -> FunctionT:
+    """Gives the native function the name, signature and documentation of its declaration.
+
+    A Python function around it would cost as much as the rest of our part of a small call.
+    """
+    signature = inspect.signature(declaration)
+    # Python reads no annotations from the text of a builtin function.
+    plain = signature.replace(
+        parameters=[x.replace(annotation=x.empty) for x in signature.parameters.values()],
+        return_annotation=signature.empty,
+    )
+    text = f"{declaration.__name__}{plain}\n--\n\n{inspect.getdoc(declaration) or ''}"
+    return cast(FunctionT, _core.native_forward(declaration, text))
 
 
 @overload
@@ -61,6 +79,7 @@ def forward(
 ) -> ArrayT | tuple[ArrayT, ArrayT]: ...
 
 
+@_native
 def forward(
     q: ArrayT,
     k: Any,
@@ -131,6 +150,4 @@ def forward(
     The method is FlashAttention-2's (Dao, 2023): tiles of keys, a running maximum, one division at
     the end.
     """
-    return _core.forward(  # type: ignore[no-any-return]
-        q, k, v, kernel, causal, window, scale, return_lse, out, stream
-    )
+    raise AssertionError("only the signature of this is used")

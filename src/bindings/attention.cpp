@@ -1,20 +1,25 @@
 // forward(): from Python's arguments to ForwardParams, and the result back.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
 #include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <exception>
 #include <initializer_list>
 #include <limits>
+#include <new>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/native_function.h"
 #include "bindings/tensor.h"
 
 #if FASTATTN_HAVE_CUDA
@@ -201,19 +206,14 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
 bool share_memory(const Tensor& a, const Tensor& b) {
   if (a.is_empty() || b.is_empty()) return false;
   if (a.data == b.data) return true;
+  const auto [a_begin, a_end] = a.span();
+  const auto [b_begin, b_end] = b.span();
+  if (a_end <= b_begin || b_end <= a_begin) return false;
   // Of views with gaps, which may interleave, only the start is compared.
-  if (!a.is_dense() || !b.is_dense()) return false;
-  const auto bytes = [](const Tensor& t) {
-    std::int64_t count = t.dtype == DType::kFloat32 ? 4 : 2;
-    for (const std::int64_t size : t.shape) count *= size;
-    return count;
-  };
-  const auto* a_begin = static_cast<const char*>(a.data);
-  const auto* b_begin = static_cast<const char*>(b.data);
-  return a_begin < b_begin + bytes(b) && b_begin < a_begin + bytes(a);
+  return a.is_dense() && b.is_dense();
 }
 
-void check_out(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v) {
+void check_out(const Tensor& out, bool is_ours, const Tensor& q, const Tensor& k, const Tensor& v) {
   same_dtype(out, q);
   same_device(out, q);
   if (out.read_only) wrong_value("out: the array is read-only");
@@ -223,6 +223,7 @@ void check_out(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor
     wrong_value("out: the last dimension has stride " + std::to_string(out.stride[3]) +
                 ", takes stride 1");
   }
+  if (is_ours) return;  // new memory, each element of it once
   for (std::size_t i = 0; i < kRank; ++i) {
     if (out.shape[i] > 1 && out.stride[i] == 0 && !out.is_empty()) {
       wrong_value("out: elements share memory (stride 0 in dimension " + std::to_string(i) + ")");
@@ -292,32 +293,53 @@ void make_rows_contiguous(std::optional<Operand>& operand, const Launch& launch)
   operand->read(type, copy, name, launch.stream);
 }
 
-nb::object allocate_out(const Operand& q, std::int64_t head_dim_v, const Launch& launch) {
+// A new array in C order, of the kind of q.
+nb::object allocate(const Operand& q, std::span<const std::int64_t> shape, DType dtype,
+                    const Launch& launch) {
   const Tensor& like = q.tensor;
   const ArrayType& type = *like.type;
+  if (type.allocates_by_exchange()) {
+    return allocate_by_exchange(type, like, dtype, static_cast<int>(shape.size()), shape.data());
+  }
+  if (type.new_empty.is_none() || launch.elsewhere) {
+    const nb::tuple sizes = shape.size() == kRank
+                                ? nb::make_tuple(shape[0], shape[1], shape[2], shape[3])
+                                : nb::make_tuple(shape[0], shape[1], shape[2]);
+    return type.adapter.attr("empty")(q.object, sizes, to_string(dtype), launch.argument());
+  }
+  static PyObject* const dtype_keyword = Py_BuildValue("(s)", "dtype");
+  std::array<nb::object, kRank> sizes;
+  std::array<PyObject*, kRank + 2> arguments = {q.object.ptr()};
+  std::size_t count = 1;
+  for (const std::int64_t size : shape) {
+    sizes[count - 1] = nb::int_(size);
+    arguments[count] = sizes[count - 1].ptr();
+    ++count;
+  }
+  const bool same_dtype = dtype == like.dtype;
+  arguments[count] = type.float32.ptr();  // the one that differs is that of lse
+  nb::object array = nb::steal(PyObject_Vectorcall(type.new_empty.ptr(), arguments.data(), count,
+                                                   same_dtype ? nullptr : dtype_keyword));
+  if (!array.is_valid()) throw nb::python_error();
+  return array;
+}
+
+nb::object allocate_out(const Operand& q, std::int64_t head_dim_v, const Launch& launch) {
+  const Tensor& like = q.tensor;
   const std::array<std::int64_t, kRank> shape = {like.shape[0], like.shape[1], like.shape[2],
                                                  head_dim_v};
-  if (type.allocates_by_exchange()) {
-    return allocate_by_exchange(type, like, like.dtype, kRank, shape.data());
-  }
   // empty_like keeps the order of q's dimensions, which is a layout that we write where q is dense.
-  if (!type.empty_like.is_none() && shape == like.shape && like.is_dense() && !launch.elsewhere) {
-    return type.empty_like(q.object);
+  if (!like.type->empty_like.is_none() && !launch.elsewhere && shape == like.shape &&
+      like.is_dense()) {
+    nb::object array = nb::steal(PyObject_CallOneArg(like.type->empty_like.ptr(), q.object.ptr()));
+    if (!array.is_valid()) throw nb::python_error();
+    return array;
   }
-  return type.adapter.attr("empty")(q.object,
-                                    nb::make_tuple(shape[0], shape[1], shape[2], shape[3]),
-                                    to_string(like.dtype), launch.argument());
+  return allocate(q, shape, like.dtype, launch);
 }
 
 nb::object allocate_lse(const Operand& q, const Launch& launch) {
-  const Tensor& like = q.tensor;
-  const ArrayType& type = *like.type;
-  if (type.allocates_by_exchange()) {
-    return allocate_by_exchange(type, like, DType::kFloat32, kRank - 1, like.shape.data());
-  }
-  return type.adapter.attr("empty")(q.object,
-                                    nb::make_tuple(like.shape[0], like.shape[1], like.shape[2]),
-                                    to_string(DType::kFloat32), launch.argument());
+  return allocate(q, std::span(q.tensor.shape).first<kRank - 1>(), DType::kFloat32, launch);
 }
 
 #if FASTATTN_HAVE_CUDA
@@ -389,7 +411,7 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   out.foreign = !out_type.same_framework(q_type);
   out.is_ours = !is_given;
   out.read(out_type, out_object, "out", launch.stream);
-  check_out(out.tensor, q->tensor, k->tensor, v->tensor);
+  check_out(out.tensor, out.is_ours, q->tensor, k->tensor, v->tensor);
 
   Operand lse;
   if (wants_lse) {
@@ -435,9 +457,41 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
     if (wants_lse) keep_alive({&lse}, device, launch);
   }
 #endif
-  if (is_given && out_type.screened) out_type.adapter.attr("wrote")(out_object);
+  if (is_given && !out_type.wrote.is_none()) out_type.wrote(out_object);
   if (!wants_lse) return out_object;
   return nb::make_tuple(out_object, lse.object);
+}
+
+// --- as a Python function ------------------------------------------------------------------------
+
+const Signature* forward_signature = nullptr;
+
+PyObject* call_forward(PyObject*, PyObject* const* arguments, Py_ssize_t count,
+                       PyObject* keywords) noexcept {
+  Signature::Values values;
+  const auto positional = static_cast<std::size_t>(count);
+  if (!forward_signature->bind(arguments, positional, keywords, values)) {
+    return forward_signature->refuse(arguments, positional, keywords);
+  }
+  try {
+    const auto& [q, k, v, kernel, causal, window, scale, return_lse, out, stream] = values;
+    return forward(q, k, v, kernel, causal, window, scale, return_lse, out, stream).release().ptr();
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const ArgumentError& error) {
+    set_python_error(error);
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+nb::object native_forward(nb::object declaration, const std::string& text) {
+  nb::object function = builtin_function(declaration, text, &call_forward);
+  forward_signature = new Signature(std::move(declaration));
+  return function;
 }
 
 }  // namespace
@@ -448,13 +502,12 @@ void bind_attention(nb::module_& m) {
         nb::sig("def configure(resolve: collections.abc.Callable[[type, str], object], "
                 "bool_type: type, real_type: type) -> None"),
         "Called once, by fastattn._adapters.");
-  m.def("forward", &forward, "q"_a.none(), "k"_a.none(), "v"_a.none(), "kernel"_a.none(),
-        "causal"_a.none(), "window"_a.none(), "scale"_a.none(), "return_lse"_a.none(),
-        "out"_a.none(), "stream"_a.none(),
-        nb::sig("def forward(q: typing.Any, k: typing.Any, v: typing.Any, kernel: str, "
-                "causal: bool, window: tuple[int, int] | None, scale: float | None, "
-                "return_lse: bool, out: typing.Any, stream: typing.Any) -> typing.Any"),
-        "See fastattn.forward.");
+  m.def("native_forward", &native_forward, "declaration"_a, "text"_a,
+        nb::sig(
+            "def native_forward(declaration: collections.abc.Callable[..., object], text: str) -> "
+            "types.BuiltinFunctionType"),
+        "fastattn.forward: the function with the signature of `declaration`. `text` is that "
+        "signature and the documentation, as __text_signature__ and __doc__ are read from it.");
 }
 
 }  // namespace fastattn::bindings

@@ -3,9 +3,14 @@
 
 #include <nanobind/nanobind.h>
 
+#include "fastattn/fastattn.h"
+
 namespace fastattn::bindings {
 
-// configure() and forward().
+// Sets the Python exception that stands for the error.
+void set_python_error(const ArgumentError& error);
+
+// configure() and native_forward().
 void bind_attention(nanobind::module_& m);
 
 // kernels(), plan(), build_info(), cuda_devices(), cuda_driver_version(), cpu_threads().

@@ -22,6 +22,10 @@ PyObject* python_type(fastattn::ArgumentError::Kind kind) {
 
 }  // namespace
 
+void fastattn::bindings::set_python_error(const ArgumentError& error) {
+  PyErr_SetString(python_type(error.kind()), error.what());
+}
+
 NB_MODULE(_core, m) {
   m.doc() = "The native half of fastattn. Private: use the functions of the package.";
   // CudaError needs no entry: it is a runtime_error, which nanobind raises as RuntimeError.
@@ -29,7 +33,7 @@ NB_MODULE(_core, m) {
     try {
       std::rethrow_exception(pointer);
     } catch (const fastattn::ArgumentError& error) {
-      PyErr_SetString(python_type(error.kind()), error.what());
+      fastattn::bindings::set_python_error(error);
     }
   });
   fastattn::bindings::bind_attention(m);

@@ -23,8 +23,6 @@ PyObject* resolver = nullptr;
 
 // Made once and never released: the names and constants of the hot path.
 struct Names {
-  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
   PyObject* dlpack = PyUnicode_InternFromString("__dlpack__");
   PyObject* stream_and_version = Py_BuildValue("(ss)", "stream", "max_version");
   PyObject* stream_only = Py_BuildValue("(s)", "stream");
@@ -81,17 +79,29 @@ const ArrayType& resolve(nb::handle object, const char* name) {
     exchange = exchange_api(type_object);
     if (exchange == nullptr) path = Path::kStream;  // of a major version that we can't read
   }
-  const bool screened = nb::cast<bool>(adapter.attr("screened"));
+  nb::object requires_grad;
+  nb::object is_neg;
+  if (nb::cast<bool>(adapter.attr("screened"))) {
+    requires_grad = type.attr("requires_grad");
+    is_neg = type.attr("is_neg");
+  }
   nb::object empty_like = adapter.attr("empty_like");
+  nb::object new_empty = adapter.attr("new_empty");
+  nb::object float32 = adapter.attr("float32");
+  nb::object wrote = adapter.attr("wrote");
   // Python code ran: another thread may have been here meanwhile.
   if (const ArrayType* known = find_type(type_object)) return *known;
   type.inc_ref();
   known_types().push_back(new ArrayType{.type = type_object,
                                         .path = path,
-                                        .screened = screened,
                                         .exchange = exchange,
                                         .adapter = adapter.release(),
-                                        .empty_like = empty_like.release()});
+                                        .empty_like = empty_like.release(),
+                                        .new_empty = new_empty.release(),
+                                        .float32 = float32.release(),
+                                        .wrote = wrote.release(),
+                                        .requires_grad = requires_grad.release(),
+                                        .is_neg = is_neg.release()});
   return *known_types().back();
 }
 
@@ -254,7 +264,7 @@ void Tensor::read(const ArrayType& array_type, nb::handle object, const char* ar
   } else {
     read_dlpack(object, launch_stream);
   }
-  if (array_type.screened && !is_ours) screen(object);
+  if (array_type.is_neg.is_valid() && !is_ours) screen(object);
 }
 
 void Tensor::read_exchange(nb::handle object) {
@@ -395,8 +405,28 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
 
 bool Tensor::is_empty() const { return std::ranges::find(shape, 0) != shape.end(); }
 
+std::pair<const char*, const char*> Tensor::span() const {
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < kRank; ++i) {
+    (stride[i] < 0 ? first : last) += stride[i] * (shape[i] - 1);
+  }
+  const std::int64_t item_size = dtype == DType::kFloat32 ? 4 : 2;
+  const auto* start = static_cast<const char*>(data);
+  return {start + first * item_size, start + (last + 1) * item_size};
+}
+
 bool Tensor::is_dense() const {
   if (is_empty()) return true;
+  const auto is_c_order = [this] {
+    std::int64_t step = 1;
+    for (std::size_t i = kRank; i-- > 0;) {
+      if (shape[i] != 1 && stride[i] != step) return false;
+      step *= shape[i];
+    }
+    return true;
+  };
+  if (is_c_order()) return true;  // nearly always, and no sort
   std::array<std::pair<std::int64_t, std::int64_t>, kRank> dims;
   for (std::size_t i = 0; i < kRank; ++i) dims[i] = {stride[i], shape[i]};
   std::ranges::sort(dims);
@@ -420,12 +450,14 @@ void Tensor::refuse_dtype(const std::string& found) const {
 }
 
 void Tensor::screen(nb::handle object) const {
-  const Names& n = names();
-  const nb::object requires_grad = nb::steal(PyObject_GetAttr(object.ptr(), n.requires_grad));
-  PyObject* arguments[] = {nullptr, object.ptr()};
-  const nb::object is_neg = nb::steal(PyObject_VectorcallMethod(
-      n.is_neg, arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
-  if (!requires_grad.is_valid() || !is_neg.is_valid()) throw nb::python_error();
+  // By the type's own descriptors, found once: the look-up by name costs as much as the answer.
+  const nb::handle getter = type->requires_grad;
+  const nb::object requires_grad = nb::steal(
+      Py_TYPE(getter.ptr())
+          ->tp_descr_get(getter.ptr(), object.ptr(), reinterpret_cast<PyObject*>(type->type)));
+  if (!requires_grad.is_valid()) throw nb::python_error();
+  const nb::object is_neg = nb::steal(PyObject_CallOneArg(type->is_neg.ptr(), object.ptr()));
+  if (!is_neg.is_valid()) throw nb::python_error();
   if (requires_grad.ptr() != Py_False || is_neg.ptr() != Py_False) {
     type->adapter.attr("refuse")(object, name);
   }

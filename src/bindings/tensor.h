@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "fastattn/fastattn.h"
 
@@ -33,10 +34,16 @@ enum class Path : std::uint8_t {
 struct ArrayType {
   PyTypeObject* type;
   Path path;
-  bool screened;                      // torch: look for requires_grad and negative views
   const DLPackExchangeAPI* exchange;  // kExchange only
   nb::handle adapter;                 // an Adapter of python/fastattn/_adapters
   nb::handle empty_like;              // its method, or None
+  nb::handle new_empty;               // its method, or None
+  nb::handle float32;                 // the dtype, as new_empty takes it
+  nb::handle wrote;                   // its method, or None
+  // torch: what the type says of requires_grad (a data descriptor) and is_neg (a method). Null
+  // where arrays need no look at what their memory does not show.
+  nb::handle requires_grad;
+  nb::handle is_neg;
 
   [[nodiscard]] bool allocates_by_exchange() const {
     return exchange != nullptr && empty_like.is_none();
@@ -95,6 +102,8 @@ class Tensor {
   [[nodiscard]] Strides strides() const { return {stride[0], stride[1], stride[2]}; }
   [[nodiscard]] bool is_empty() const;
   [[nodiscard]] bool rows_are_contiguous() const { return stride[3] == 1; }
+  // From the first byte of the memory that holds an element to behind the last; not empty.
+  [[nodiscard]] std::pair<const char*, const char*> span() const;
   // Every element of one span of memory, in any order of the dimensions.
   [[nodiscard]] bool is_dense() const;
   [[nodiscard]] std::string shape_text() const;

@@ -19,9 +19,15 @@ class Adapter:
     path: Path
     # Look at each array for what its pointer does not show: requires_grad, the negative bit.
     screened: bool = False
-    # A new array with the layout of a dense one. None: by empty(), or for the path "exchange" by
+    # A new array with the layout of a dense one. None: as any other, or for the path "exchange" by
     # that API, which has an allocator.
     empty_like: Callable[[Any], Any] | None = None
+    # new_empty(like, *shape): a new array in C order of dtype ``like.dtype``, or with dtype=float32
+    # of that; on the device of ``like`` and for the current stream. None: by empty().
+    new_empty: Callable[..., Any] | None = None
+    float32: Any = None
+    # Tells the framework that an array, the caller's own, was written. None: it does not ask.
+    wrote: Callable[[Any], Any] | None = None
 
     def empty(self, like: Any, shape: tuple[int, ...], dtype: DType, stream: int | None) -> Any:
         """A new array in C order on the device of ``like``; bfloat16 only where ``like`` is.
@@ -44,9 +50,6 @@ class Adapter:
 
     def refuse(self, array: Any, argument: str) -> None:
         """Raises TypeError where ``array`` holds something that its memory does not show."""
-
-    def wrote(self, out: Any) -> None:
-        """Tells the framework that ``out``, the caller's own array, was written."""
 
     def forward(
         self,
