@@ -130,7 +130,7 @@ print(fastattn.__version__)
 
 
 def test_types_are_shipped() -> None:
-    assert (PACKAGE / "py.typed").is_file()
+    assert Path(str(fastattn.__file__)).with_name("py.typed").is_file()
     stub = Path(str(fastattn._core.__file__)).parent / "_core.pyi"
     assert "def " in stub.read_text()
 
