@@ -413,12 +413,13 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   out.read(out_type, out_object, "out", launch.stream);
   check_out(out.tensor, out.is_ours, q->tensor, k->tensor, v->tensor);
 
-  Operand lse;
+  std::optional<Operand> lse;
   if (wants_lse) {
     const nb::object lse_object = allocate_lse(*q, launch);
-    lse.tensor.rank = kRank - 1;
-    lse.is_ours = true;
-    lse.read(array_type(lse_object, "lse"), lse_object, "lse", launch.stream);
+    lse.emplace();
+    lse->tensor.rank = kRank - 1;
+    lse->is_ours = true;
+    lse->read(array_type(lse_object, "lse"), lse_object, "lse", launch.stream);
   }
 
   const auto& [batch, heads_q, len_q, head_dim] = q->tensor.shape;
@@ -426,7 +427,7 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
                              .k = k->tensor.data,
                              .v = v->tensor.data,
                              .out = out.tensor.data,
-                             .lse = static_cast<float*>(lse.tensor.data),
+                             .lse = lse ? static_cast<float*>(lse->tensor.data) : nullptr,
                              .q_stride = q->tensor.strides(),
                              .k_stride = k->tensor.strides(),
                              .v_stride = v->tensor.strides(),
@@ -454,12 +455,12 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   if (device.backend == Backend::kCuda) {
     release_done();
     keep_alive({&*q, &*k, &*v, &out}, device, launch);
-    if (wants_lse) keep_alive({&lse}, device, launch);
+    if (lse) keep_alive({&*lse}, device, launch);
   }
 #endif
   if (is_given && !out_type.wrote.is_none()) out_type.wrote(out_object);
-  if (!wants_lse) return out_object;
-  return nb::make_tuple(out_object, lse.object);
+  if (!lse) return out_object;
+  return nb::make_tuple(out_object, lse->object);
 }
 
 // --- as a Python function ------------------------------------------------------------------------

@@ -371,8 +371,7 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
     wrong_value(prefix(name) + "got " + std::to_string(ndim) + " dimensions, shape (" + text +
                 "), takes 4: (batch, heads, length, head_dim)");
   }
-  shape[kRank - 1] = 1;
-  std::copy_n(sizes, rank, shape.begin());
+  for (int i = 0; i < kRank; ++i) shape[static_cast<std::size_t>(i)] = i < rank ? sizes[i] : 1;
   for (const std::int64_t size : shape) {
     if (size > std::numeric_limits<int>::max()) {
       wrong_value(prefix(name) + "got shape " + shape_text() + ", takes sizes up to 2147483647");
@@ -390,7 +389,7 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
       step *= shape[i];
     }
   } else {
-    std::copy_n(steps, rank, stride.begin());
+    for (int i = 0; i < kRank; ++i) stride[static_cast<std::size_t>(i)] = i < rank ? steps[i] : 1;
     if (shape[3] == 1) stride[3] = 1;
   }
   if (data == nullptr) {

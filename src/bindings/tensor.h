@@ -75,7 +75,7 @@ std::string to_string(const Device& device);
 // are in elements and 0 or more dimensions may be empty. Holds what keeps the memory alive.
 class Tensor {
  public:
-  Tensor() = default;
+  Tensor() { buffer_.obj = nullptr; }
   ~Tensor();
   Tensor(const Tensor&) = delete;
   Tensor& operator=(const Tensor&) = delete;
@@ -120,7 +120,7 @@ class Tensor {
   void screen(nb::handle object) const;
 
   nb::object capsule_;
-  Py_buffer buffer_{};
+  Py_buffer buffer_;  // without an object: unused, and not worth the time to clear it
 };
 
 // A new array of the framework of `like`, in C order.
