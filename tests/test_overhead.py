@@ -135,6 +135,16 @@ class Subclass(torch.Tensor):
         return bool(self.answers[1])
 
 
+class Constant(torch.Tensor):
+    requires_grad = True
+
+
+def test_a_subclass_may_answer_by_a_constant() -> None:
+    q = torch.randn(1, 2, 16, 64)
+    with pytest.raises(TypeError, match="requires grad"):
+        fastattn.forward(q.as_subclass(Constant), q, q)
+
+
 @pytest.mark.parametrize("answers", [(False, False), (True, False), (False, True)])
 def test_subclasses_answer_for_themselves(answers: tuple[bool, bool]) -> None:
     q = torch.randn(1, 2, 16, 64)

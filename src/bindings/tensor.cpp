@@ -450,10 +450,12 @@ void Tensor::refuse_dtype(const std::string& found) const {
 
 void Tensor::screen(nb::handle object) const {
   // By the type's own descriptors, found once: the look-up by name costs as much as the answer.
-  const nb::handle getter = type->requires_grad;
-  const nb::object requires_grad = nb::steal(
-      Py_TYPE(getter.ptr())
-          ->tp_descr_get(getter.ptr(), object.ptr(), reinterpret_cast<PyObject*>(type->type)));
+  const nb::handle found = type->requires_grad;
+  const descrgetfunc get = Py_TYPE(found.ptr())->tp_descr_get;  // null: the value itself
+  const nb::object requires_grad =
+      get == nullptr
+          ? nb::borrow(found)
+          : nb::steal(get(found.ptr(), object.ptr(), reinterpret_cast<PyObject*>(type->type)));
   if (!requires_grad.is_valid()) throw nb::python_error();
   const nb::object is_neg = nb::steal(PyObject_CallOneArg(type->is_neg.ptr(), object.ptr()));
   if (!is_neg.is_valid()) throw nb::python_error();

@@ -40,7 +40,7 @@ struct ArrayType {
   nb::handle new_empty;               // its method, or None
   nb::handle float32;                 // the dtype, as new_empty takes it
   nb::handle wrote;                   // its method, or None
-  // torch: what the type says of requires_grad (a data descriptor) and is_neg (a method). Null
+  // torch: what the type says of requires_grad (a descriptor) and is_neg (a method). Null
   // where arrays need no look at what their memory does not show.
   nb::handle requires_grad;
   nb::handle is_neg;
