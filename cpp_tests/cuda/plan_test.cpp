@@ -1,6 +1,8 @@
 // The launch figures that each rung is defined by (they need no GPU).
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -51,6 +53,20 @@ TEST(Plan, WorkspaceIsWhatTheRungKeepsInGlobalMemory) {
   EXPECT_EQ(plan("v0").workspace_bytes, kRows * 2048 * sizeof(float));
   EXPECT_EQ(plan("v1").workspace_bytes, kRows * 2 * sizeof(float));
   for (const char* name : {"v2", "v3", "v4"}) EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
+}
+
+// V0 has a grid per kernel; the plan is the largest, and neither count wraps around.
+TEST(Plan, NaivePlanCoversAllItsGrids) {
+  EXPECT_EQ(plan("v0", {.len_q = 1, .len_kv = 1}).blocks, 12);  // 48 rows of 64 columns
+  const Shape huge{.batch = 4,
+                   .heads_q = 4,
+                   .heads_kv = 4,
+                   .len_q = 1 << 30,
+                   .len_kv = 1 << 30,
+                   .head_dim = 1,
+                   .head_dim_v = 1};
+  EXPECT_GT(plan("v0", huge).blocks, std::numeric_limits<std::int32_t>::max());
+  EXPECT_GE(plan("v0", huge).workspace_bytes, std::size_t{1} << 62);
 }
 
 TEST(Plan, GridsArePastEveryDimensionLimit) {

@@ -129,6 +129,7 @@ struct Target {
 };
 
 // Why `kernel` can't take this call on this target; empty: it can. Redirects are not followed.
+// Throws ArgumentError for a call that is wrong whatever the kernel.
 FASTATTN_EXPORT std::string refusal(const Kernel& kernel, const ForwardParams& params,
                                     const Target& target);
 

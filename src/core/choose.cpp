@@ -178,6 +178,7 @@ const Kernel& choose_named(const ForwardParams& p, const Target& target, std::st
 }  // namespace
 
 std::string refusal(const Kernel& kernel, const ForwardParams& params, const Target& target) {
+  core::validate(params);
   if (kernel.backend != target.backend) {
     return "arrays on " + std::string(to_string(target.backend)) + " (it is a kernel for " +
            std::string(to_string(kernel.backend)) + ")";

@@ -75,6 +75,13 @@ DeviceGuard::DeviceGuard(int device) {
   if (device < 0) return;
   const int current = current_device();
   if (current == device) return;
+  int count = 0;
+  check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+  if (device >= count) {
+    throw ArgumentError(ArgumentError::Kind::kValue, "device: CUDA ordinal " +
+                                                         std::to_string(device) + ", there are " +
+                                                         std::to_string(count) + " devices");
+  }
   check(cudaSetDevice(device), "cudaSetDevice");
   previous_ = current;
 }

@@ -9,6 +9,7 @@
 // every
 //                 thread also reads its operands by itself, with nobody to share them with.
 // Read more       docs/ladder/v0.md
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarpSize = 32;
 constexpr int kRowsPerBlock = kThreads / kWarpSize;  // softmax: one warp a row
+constexpr int kSumRun = 64;                          // keys
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 // Where element (row, 0) of one head lies in a tensor [B, H, length, D].
@@ -93,7 +95,14 @@ __global__ void __launch_bounds__(kThreads)
   const float* gV =
       static_cast<const float*>(p.v) + row_offset(p.v_stride, batch, kv_head, 0) + column;
   float sum = 0.0F;
-  for (int key = 0; key < p.len_kv; ++key) sum += gRow[key] * gV[key * p.v_stride.row];
+  // In runs of keys: one sum over all would round each product at the size of the whole.
+  for (int start = 0; start < p.len_kv; start += kSumRun) {
+    float run = 0.0F;
+    for (int key = start; key < min(start + kSumRun, p.len_kv); ++key) {
+      run += gRow[key] * gV[key * p.v_stride.row];
+    }
+    sum += run;
+  }
   static_cast<float*>(p.out)[row_offset(p.out_stride, batch, head, row) + column] = sum;
 }
 
@@ -106,16 +115,18 @@ LaunchPlan elementwise(std::int64_t elements) {
   return {.blocks = ceil_div(elements, kThreads), .threads = kThreads};
 }
 
+// The largest of the three grids, so that a call that has too many blocks is refused.
 LaunchPlan plan(const ForwardParams& p) {
-  LaunchPlan scores = elementwise(rows(p) * p.len_kv);
-  scores.workspace_bytes = static_cast<std::size_t>(rows(p)) * p.len_kv * sizeof(float);
-  return scores;
+  const std::int64_t scores = saturating_product(rows(p), p.len_kv);
+  LaunchPlan largest = elementwise(std::max(scores, rows(p) * p.head_dim_v));
+  largest.blocks = std::max(largest.blocks, ceil_div(rows(p), kRowsPerBlock));
+  largest.workspace_bytes = saturating_product(scores, sizeof(float));
+  return largest;
 }
 
 void run(const ForwardParams& p, void* stream) {
-  const LaunchPlan scores = plan(p);
-  const Scratch scratch(scores.workspace_bytes, stream, "the scores [B, Hq, M, N]");
-  launch<scores_kernel>(scores, stream, p, scratch.floats());
+  const Scratch scratch(plan(p).workspace_bytes, stream, "the scores [B, Hq, M, N]");
+  launch<scores_kernel>(elementwise(rows(p) * p.len_kv), stream, p, scratch.floats());
   launch<softmax_kernel>({.blocks = ceil_div(rows(p), kRowsPerBlock), .threads = kThreads}, stream,
                          p, scratch.floats());
   launch<output_kernel>(elementwise(rows(p) * p.head_dim_v), stream, p,

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <type_traits>
 
@@ -14,7 +15,13 @@
 
 namespace fastattn::cuda {
 
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a / b + (a % b != 0); }
+
+// Of two counts; the largest integer where the product is beyond it.
+constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
+  constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+  return b != 0 && a > kLargest / b ? kLargest : a * b;
+}
 
 [[noreturn]] inline void fail_launch(cudaError_t status, const LaunchPlan& plan) {
   std::string what = "launch of " + std::to_string(plan.blocks) + " blocks of " +
