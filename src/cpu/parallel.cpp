@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -17,6 +16,7 @@
 #endif
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
+#include <unistd.h>
 #endif
 
 namespace fastattn::cpu {
@@ -49,13 +49,29 @@ void run_on_std_threads(int count, const std::function<void()>& worker) {
   for (int i = 1; i < count; ++i) {
     try {
       helpers.emplace_back([&] { failure.run(worker); });
-    } catch (const std::system_error&) {
-      break;  // the system has no thread left for us: those that run share the work
+    } catch (...) {
+      break;  // no thread, or no memory for one, is left for us: those that run share the work
     }
   }
   failure.run(worker);
   for (std::thread& helper : helpers) helper.join();
   failure.rethrow();
+}
+
+// Processors of the machine, whether or not this process may run on them.
+int processors() {
+#if defined(__unix__) || defined(__APPLE__)
+  return static_cast<int>(std::max(1L, sysconf(_SC_NPROCESSORS_CONF)));
+#else
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+#endif
+}
+
+// GNU's OpenMP runtime ends the process where it can't start a thread, so a slip in OMP_NUM_THREADS
+// must not get as far as that. More threads than this gain nothing.
+int thread_limit() {
+  static const int limit = std::max(64, 4 * processors());
+  return limit;
 }
 
 #if FASTATTN_USE_OPENMP
@@ -64,13 +80,12 @@ void run_on_std_threads(int count, const std::function<void()>& worker) {
 // for ever. The child starts plain threads instead.
 std::atomic<bool> is_forked_child = false;
 
-void watch_for_fork() {
 #if defined(__unix__) || defined(__APPLE__)
-  static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { is_forked_child.store(true); });
-  static_cast<void>(registered);
+// When the library is loaded, not on its first call: the runtime is one for the whole process, and
+// another library may have started its threads before the fork.
+[[maybe_unused]] const int watches_for_fork =
+    pthread_atfork(nullptr, nullptr, [] { is_forked_child.store(true); });
 #endif
-}
 
 #else
 
@@ -79,7 +94,7 @@ int threads_from_environment() {
   const char* text = std::getenv("OMP_NUM_THREADS");
   if (text == nullptr) return 0;
   const long value = std::strtol(text, nullptr, 10);
-  return static_cast<int>(std::clamp(value, 0L, 1024L));
+  return static_cast<int>(std::clamp<long>(value, 0, thread_limit()));
 }
 
 int threads_of_process() {
@@ -96,18 +111,17 @@ int threads_of_process() {
 
 #if FASTATTN_USE_OPENMP
 
-int max_threads() { return omp_get_max_threads(); }
+int max_threads() { return std::min(omp_get_max_threads(), thread_limit()); }
 
 std::string_view threading_name() { return "OpenMP"; }
 
 void run_on_threads(int count, const std::function<void()>& worker) {
   if (count <= 1) return worker();
-  watch_for_fork();
   if (is_forked_child.load(std::memory_order_relaxed)) return run_on_std_threads(count, worker);
   FirstException failure;
   // The whole team: GNU's runtime ends threads that a smaller team leaves out and has to start them
   // again for the next call.
-#pragma omp parallel
+#pragma omp parallel num_threads(max_threads())
   failure.run(worker);
   failure.rethrow();
 }

@@ -5,7 +5,8 @@
 
 namespace fastattn::cpu {
 
-// Threads to use: OMP_NUM_THREADS, else the cores this process may run on.
+// Threads to use: OMP_NUM_THREADS up to a limit that no machine gains by passing, else the cores
+// that this process may run on.
 int max_threads();
 
 std::string_view threading_name();

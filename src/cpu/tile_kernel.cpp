@@ -455,8 +455,9 @@ struct Task {
         *reinterpret_cast<LooseVec*>(target + d) = Element<kDType>::load(row + d);
       }
       if (d < padded_dim) {
+        // The padding may reach past this vector: a step is two of NEON's.
         const Vec tail = load_first<kDType>(row + d, dim - d);
-        for (int i = 0; d + i < padded_dim; ++i) target[d + i] = tail[i];
+        for (int i = d; i < padded_dim; ++i) target[i] = i < dim ? tail[i - d] : 0.0F;
       }
     }
     stride = padded_dim;
