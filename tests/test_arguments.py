@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -71,6 +72,10 @@ def overlapping() -> tuple[np.ndarray, np.ndarray]:
 
 def stride_zero() -> np.ndarray:
     return np.lib.stride_tricks.as_strided(array(), SHAPE, (4 * 48, 0, 32, 4))
+
+
+def overlapping_itself() -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.zeros(512, np.float32), SHAPE, (0, 1024, 16, 4))
 
 
 def beyond_int() -> np.ndarray:
@@ -146,6 +151,10 @@ def in_vmap() -> Any:
     return torch().vmap(lambda q: fastattn.forward(q, x, x))(x[None])
 
 
+def in_functionalize() -> Any:
+    return torch().func.functionalize(lambda q: fastattn.forward(q, q, q))(tensor())
+
+
 def without_cuda(*arrays: Any, **options: Any) -> Call:
     build_has_cuda(False)
     return Call(*arrays, **options)
@@ -166,6 +175,38 @@ def overlapped() -> Call:
     return Call(q=q, out=out)
 
 
+def reversed_alias() -> Call:
+    memory = array()
+    return Call(q=memory[:, :, ::-1], out=memory)
+
+
+def shifted() -> Call:
+    memory = array(1, 2, 9, 8)
+    return Call(k=memory[:, :, :6], v=array(1, 2, 6, 8), out=memory[:, :, 3:6])
+
+
+class Nowhere:
+    __module__ = None  # type: ignore[assignment]
+
+
+class Surrogate:
+    def __repr__(self) -> str:
+        return "\ud800"
+
+
+class SaysTwo(tuple[int, ...]):
+    def __len__(self) -> int:
+        return 2
+
+
+class CudaStream:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def __cuda_stream__(self) -> Any:
+        return self.answer
+
+
 # Each makes what it needs when it runs, or skips.
 ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "array-none": lambda: Call(q=None),
@@ -176,6 +217,9 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "array-masked": lambda: Call(q=np.ma.array(array())),
     "array-export-fails": lambda: Call(q=Producer(BufferError("not today"))),
     "array-no-capsule": lambda: Call(q=Producer("no capsule")),
+    "array-device": lambda: Call(q=Producer(array(), (2**70, 0))),
+    "array-type-error": lambda: Call(q=Producer(TypeError("not today"))),
+    "array-no-module": lambda: Call(q=Nowhere()),
     "dtype-float64": lambda: Call(q=array(dtype=np.float64)),
     "dtype-int32": lambda: Call(q=array(dtype=np.int32)),
     "dtype-bool": lambda: Call(q=array(dtype=bool)),
@@ -194,6 +238,7 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "tensor-meta": lambda: Call(q=tensor(device="meta")),
     "tensor-sparse": lambda: Call(q=tensor().to_sparse()),
     "tensor-vmap": lambda: in_vmap,
+    "tensor-functionalize": lambda: in_functionalize,
     "tensor-null": lambda: Call(q=torch()._efficientzerotensor(SHAPE)),
     "rank": lambda: Call(q=array(2, 3, 8)),
     "rank-numpy-many": lambda: Call(q=array(1, 1, 2, 3, 8)),
@@ -223,11 +268,14 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "kernel-refuses": lambda: Call(*[cuda()] * 3, kernel="v0", causal=True),
     "causal-type": lambda: Call(causal=1),
     "causal-none": lambda: Call(causal=None),
+    "causal-long": lambda: Call(causal="é" * 100),
+    "causal-surrogate": lambda: Call(causal=Surrogate()),
     "window-type": lambda: Call(window=3),
     "window-string": lambda: Call(window="12"),
     "window-float": lambda: Call(window=(1.0, 2)),
     "window-bool": lambda: Call(window=(True, 0)),
     "window-count": lambda: Call(window=(1, 2, 3)),
+    "window-subclass": lambda: Call(window=SaysTwo([1])),
     "window-negative": lambda: Call(window=(-1, -3)),
     "window-very-negative": lambda: Call(window=(-99999999999999999999, 0)),
     "scale-string": lambda: Call(scale="0.1"),
@@ -239,6 +287,7 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "scale-infinite": lambda: Call(scale=float("-inf")),
     "scale-beyond-float32": lambda: Call(scale=1e39),
     "scale-beyond-float64": lambda: Call(scale=10**400),
+    "scale-fraction-beyond": lambda: Call(scale=Fraction(10**400)),
     "lse-type": lambda: Call(return_lse="yes"),
     "out-list": lambda: Call(out=[0.0]),
     "out-shape": lambda: Call(out=array(1, 2, 4, 8)),
@@ -250,8 +299,11 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "out-read-only": lambda: Call(out=read_only()),
     "out-stride-last": lambda: Call(out=array(1, 2, 3, 16)[..., ::2]),
     "out-broadcast": lambda: Call(out=stride_zero()),
+    "out-overlaps-itself": lambda: Call(out=overlapping_itself()),
     "out-aliases": aliased,
     "out-overlaps": overlapped,
+    "out-reversed": reversed_alias,
+    "out-shifted": shifted,
     "out-grad": lambda: Call(out=tensor(requires_grad=True)),
     "out-missing": lambda: Call(*[Producer(tensor(dtype=torch().bfloat16))] * 3),
     "out-jax": lambda: Call(out=jax_array()),
@@ -259,6 +311,8 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "stream-cpu": lambda: Call(stream=0),
     "stream-type": lambda: Call(stream="main"),
     "stream-bool": lambda: Call(stream=True),
+    "stream-pair": lambda: Call(stream=CudaStream((0,))),
+    "stream-handle": lambda: Call(stream=CudaStream((0, "7"))),
     "stream-negative": lambda: Call(stream=-1),
     "stream-with-jax": lambda: Call(*[jax_array()] * 3, stream=0),
     "scratch-too-large": lambda: Call(*large_on_cuda(), kernel="v0"),
@@ -308,6 +362,52 @@ def test_wrong_argument(row: str) -> None:
 
 def test_every_documented_row_is_tested() -> None:
     assert set(documented()) == set(ROWS)
+
+
+@pytest.mark.parametrize(
+    "device", [None, 7, "ab", (), (1,), (1, 0, 0), (1.5, 0), ("a", "b"), (2**70, 0), (1, 2**31)]
+)
+def test_a_device_that_is_none(device: Any) -> None:
+    class Lying(Producer):
+        def __dlpack_device__(self) -> Any:
+            return device
+
+    kind, text = failure(Call(k=Lying(array())))
+    assert (kind, text.partition(" of ")[0]) == ("TypeError", "k: __dlpack_device__")
+
+
+@pytest.mark.parametrize("answer", [5, None, (), (0,), (0, 1, 2), (0, None), (0, 1.0)])
+def test_a_stream_that_is_none(answer: Any) -> None:
+    kind, text = failure(Call(stream=CudaStream(answer)))
+    assert (kind, text.partition(":")[0]) == ("TypeError", "stream")
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_texts_are_cut_between_characters(cut: int) -> None:
+    kind, text = failure(Call(kernel=["x" * cut + "€𝄞" * 40]))
+    assert kind == "TypeError"
+    assert "... of type list" in text
+
+
+def test_a_window_that_changes_while_it_is_read() -> None:
+    class Clears:
+        def __index__(self) -> int:
+            window.clear()
+            return 2
+
+    window: list[Any] = [Clears(), 0]
+    np.testing.assert_array_equal(
+        fastattn.forward(Q, K, V, window=window),  # type: ignore[arg-type]
+        fastattn.forward(Q, K, V, window=(2, 0)),
+    )
+
+
+def test_errors_of_the_callers_own_code_pass() -> None:
+    class Fails:
+        def __index__(self) -> int:
+            raise MemoryError("not today")
+
+    assert failure(Call(window=(0, Fails()))) == ("MemoryError", "not today")
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])

@@ -132,6 +132,52 @@ def test_out_may_interleave_with_an_input() -> None:
     np.testing.assert_array_equal(packed[..., 0, :], Q)
 
 
+def test_out_never_shares_memory() -> None:
+    """Random views of one buffer: accepted are only those that NumPy's exact solver finds apart."""
+    rng = np.random.default_rng(0)
+    memory = np.zeros(400, np.float32)
+    accepted = refused = 0
+    for _ in range(500):
+        shape = tuple(int(x) for x in rng.integers(1, 4, 4))
+
+        def view(shape: tuple[int, ...] = shape) -> np.ndarray:
+            strides = [int(x) * 4 for x in rng.integers(-24, 25, 3)]
+            start = memory[int(rng.integers(180, 220)) :]
+            return np.lib.stride_tricks.as_strided(start, shape, (*strides, 4))
+
+        q, out = view(), view()
+        try:
+            fastattn.forward(q, q.copy(), q.copy(), out=out)
+        except ValueError as error:
+            assert "memory" in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        accepted += 1
+        rows = [out[index].ctypes.data for index in np.ndindex(shape[:3])]
+        assert len({row + 4 * i for row in rows for i in range(shape[3])}) == out.size
+        assert not np.shares_memory(q, out, max_work=-1)
+    assert accepted > 50
+    assert refused > 50
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("axis", range(4))
+@pytest.mark.parametrize("heads_after_positions", [False, True])
+def test_out_may_be_a_part_of_a_packed_buffer(
+    axis: int, heads_after_positions: bool, dtype: Any
+) -> None:
+    """q, k, v and out side by side along any axis but the last."""
+    order = (0, 2, 1, 3) if heads_after_positions else (0, 1, 2, 3)
+    shape = [SHAPE[i] for i in order]
+    shape.insert(axis, 4)
+    parts = [x.transpose(order) for x in np.moveaxis(np.zeros(shape, dtype), axis, 0)]
+    for part, values in zip(parts, (Q, K, V), strict=False):
+        part[...] = values
+    wanted = fastattn.forward(*(x.copy() for x in parts[:3]))
+    fastattn.forward(*parts[:3], out=parts[3])
+    np.testing.assert_array_equal(parts[3], wanted)
+
+
 LAYOUTS = {
     "positions before heads": lambda x: x.transpose(0, 2, 1, 3).copy().transpose(0, 2, 1, 3),
     "rows with a gap": lambda x: np.concatenate([x, x * np.nan], -1)[..., : x.shape[-1]],
@@ -344,6 +390,23 @@ class StandardArray(Producer):
         return self.Namespace
 
 
+class Failing(Producer):
+    """Its own TypeError is no sign of an old producer."""
+
+    calls = 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        self.calls += 1
+        raise TypeError("not today")
+
+
+def test_a_producers_own_error_is_not_asked_for_twice() -> None:
+    producer = Failing(Q)
+    with pytest.raises(TypeError, match="q: Failing could not be read through DLPack: not today"):
+        fastattn.forward(producer, K, V)  # type: ignore[type-var]
+    assert producer.calls == 1
+
+
 @pytest.mark.parametrize("producer", [Producer, OldProducer, StandardArray])
 def test_any_producer(producer: type[Producer]) -> None:
     out, lse = fastattn.forward(*map(producer, (Q, K, V)), return_lse=True)
@@ -467,6 +530,23 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_exit_while_threads_are_in_a_call() -> None:
+    """Python ends, or hangs, a daemon thread that comes back; that must not abort the process."""
+    printed = run_python("""
+        import threading, time
+        import fastattn, numpy as np
+        q = np.ones((2, 8, 512, 64), np.float32)
+        def work():
+            while True:
+                fastattn.forward(q, q, q)
+        for _ in range(3):
+            threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.3)
+        print("end")
+    """)
+    assert printed.strip() == "end"
 
 
 def test_other_threads_run_during_a_long_call() -> None:

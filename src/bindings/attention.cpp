@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <initializer_list>
 #include <limits>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -21,6 +23,7 @@
 #include "bindings/bindings.h"
 #include "bindings/native_function.h"
 #include "bindings/tensor.h"
+#include "bindings/without_gil.h"
 
 #if FASTATTN_HAVE_CUDA
 #include "bindings/in_flight.h"
@@ -40,15 +43,17 @@ void configure(nb::object resolve, nb::object bool_type, nb::object real_type) {
 }
 
 std::string short_repr(nb::handle object) {
-  std::string text = nb::repr(object).c_str();
-  constexpr std::size_t kLongest = 80;
-  if (text.size() > kLongest) text = text.substr(0, kLongest) + "...";
-  return text;
+  std::string text = utf8(nb::repr(object));
+  std::size_t size = 80;
+  if (text.size() <= size) return text;
+  // A cut inside of a code point would be no text: back to where one begins.
+  while ((static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) --size;
+  return text.substr(0, size) + "...";
 }
 
 std::string found(const char* name, nb::handle object) {
   return std::string(name) + ": got " + short_repr(object) + " of type " +
-         nb::type_name(object.type()).c_str();
+         Py_TYPE(object.ptr())->tp_name;
 }
 
 bool to_flag(nb::handle object, const char* name) {
@@ -73,7 +78,7 @@ float to_scale(nb::handle object, std::int64_t head_dim) {
   if (PyErr_Occurred() != nullptr) {
     if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) throw nb::python_error();
     PyErr_Clear();
-    wrong_value("scale: got an integer beyond float32, takes a finite number");
+    wrong_value("scale: got a number beyond float64, takes a number that is finite in float32");
   }
   const auto scale = static_cast<float>(value);
   if (!std::isfinite(scale)) {
@@ -87,6 +92,9 @@ int to_window_side(nb::handle object, nb::handle window) {
   const nb::object index =
       nb::steal(PyBool_Check(object.ptr()) ? nullptr : PyNumber_Index(object.ptr()));
   if (!index.is_valid()) {
+    if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_TypeError) == 0) {
+      throw nb::python_error();
+    }
     PyErr_Clear();
     wrong_type(found("window", window) + ", takes None or a pair of integers (left, right)");
   }
@@ -102,15 +110,24 @@ int to_window_side(nb::handle object, nb::handle window) {
 Mask to_mask(nb::handle causal, nb::handle window) {
   Mask mask{.causal = to_flag(causal, "causal")};
   if (window.is_none()) return mask;
-  if (!PyTuple_Check(window.ptr()) && !PyList_Check(window.ptr())) {
+  const bool is_tuple = PyTuple_Check(window.ptr());
+  if (!is_tuple && !PyList_Check(window.ptr())) {
     wrong_type(found("window", window) + ", takes None or a pair of integers (left, right)");
   }
-  const auto size = nb::len(window);
+  // The items themselves, whatever a subclass says of them, and both before either runs code
+  // (__index__) that could change a list.
+  const Py_ssize_t size = is_tuple ? PyTuple_GET_SIZE(window.ptr()) : PyList_GET_SIZE(window.ptr());
   if (size != 2) {
     wrong_value("window: got " + std::to_string(size) + " numbers, takes two: (left, right)");
   }
-  mask.window_left = to_window_side(window[0], window);
-  mask.window_right = to_window_side(window[1], window);
+  const auto item = [&](Py_ssize_t i) {
+    return nb::borrow(is_tuple ? PyTuple_GET_ITEM(window.ptr(), i)
+                               : PyList_GET_ITEM(window.ptr(), i));
+  };
+  const nb::object left = item(0);
+  const nb::object right = item(1);
+  mask.window_left = to_window_side(left, window);
+  mask.window_right = to_window_side(right, window);
   return mask;
 }
 
@@ -128,7 +145,12 @@ std::optional<void*> to_stream(nb::handle object) {
   nb::object value = nb::borrow(object);
   if (!PyLong_Check(object.ptr())) {
     if (nb::hasattr(object, "__cuda_stream__")) {
-      value = object.attr("__cuda_stream__")()[1];  // (protocol version, handle)
+      const nb::object pair = object.attr("__cuda_stream__")();  // (protocol version, handle)
+      if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2) {
+        wrong_type("stream: __cuda_stream__() returned " + short_repr(pair) +
+                   ", takes a pair (version, handle)");
+      }
+      value = nb::borrow(PyTuple_GET_ITEM(pair.ptr(), 1));
     } else if (nb::hasattr(object, "cuda_stream")) {
       value = object.attr("cuda_stream");
     } else if (nb::hasattr(object, "ptr")) {
@@ -202,15 +224,85 @@ void check_inputs(const Tensor& q, const Tensor& k, const Tensor& v) {
   same_size(v, 2, "length", k, 2);
 }
 
-// Whether a write to one may change the other.
-bool share_memory(const Tensor& a, const Tensor& b) {
-  if (a.is_empty() || b.is_empty()) return false;
-  if (a.data == b.data) return true;
-  const auto [a_begin, a_end] = a.span();
-  const auto [b_begin, b_end] = b.span();
-  if (a_end <= b_begin || b_end <= a_begin) return false;
-  // Of views with gaps, which may interleave, only the start is compared.
-  return a.is_dense() && b.is_dense();
+// Elements as numbers, counted from address 0, that a view occupies; for one dtype they compare.
+struct Footprint {
+  struct Dim {
+    std::int64_t stride;  // not negative
+    std::int64_t size;
+  };
+
+  std::int64_t first;  // the lowest
+  std::int64_t row;    // elements of a row, which are contiguous
+  std::array<Dim, kRank - 1> dims;
+
+  explicit Footprint(const Tensor& tensor)
+      : first(static_cast<std::int64_t>(std::bit_cast<std::uintptr_t>(tensor.data) /
+                                        tensor.item_size())),
+        row(tensor.shape[3]) {
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      const std::int64_t stride = tensor.stride[i];
+      if (stride < 0) first += stride * (tensor.shape[i] - 1);
+      dims[i] = {.stride = stride < 0 ? -stride : stride, .size = tensor.shape[i]};
+    }
+  }
+
+  // From the first element of a row to behind its last, with all dimensions of smaller strides.
+  [[nodiscard]] std::int64_t extent(std::int64_t below) const {
+    std::int64_t last = row;
+    for (const auto& [stride, size] : dims) {
+      if (stride < below) last += stride * (size - 1);
+    }
+    return last;
+  }
+  [[nodiscard]] std::int64_t end() const {
+    return first + extent(std::numeric_limits<std::int64_t>::max());
+  }
+};
+
+// Whether the views interleave: the dimensions of strides from `from` on are steps by multiples of
+// one period, within which the blocks that the others make up are apart.
+bool interleave(const Footprint& a, const Footprint& b, std::int64_t from) {
+  std::int64_t period = 0;
+  for (const Footprint* view : {&a, &b}) {
+    for (const auto& [stride, size] : view->dims) {
+      if (size > 1 && stride >= from) period = std::gcd(period, stride);
+    }
+  }
+  if (period == 0) return false;
+  const std::int64_t ahead = ((b.first - a.first) % period + period) % period;
+  return ahead >= a.extent(from) && ahead + b.extent(from) <= period;
+}
+
+// Whether a write to one may change the other: also where neither can be shown.
+bool share_memory(const Tensor& a_tensor, const Tensor& b_tensor) {
+  if (a_tensor.is_empty() || b_tensor.is_empty()) return false;
+  const Footprint a(a_tensor);
+  const Footprint b(b_tensor);
+  if (a.end() <= b.first || b.end() <= a.first) return false;  // nearly always
+  for (const Footprint* view : {&a, &b}) {
+    for (const auto& [stride, size] : view->dims) {
+      if (size > 1 && stride > 0 && interleave(a, b, stride)) return false;
+    }
+  }
+  return true;
+}
+
+// The first dimension whose steps may lead to elements that the dimensions of smaller strides
+// reach too; kRank where each element has memory of its own.
+std::size_t overlapping_dim(const Tensor& tensor) {
+  if (tensor.is_empty()) return kRank;
+  const auto step = [&](std::size_t i) {
+    return tensor.stride[i] < 0 ? -tensor.stride[i] : tensor.stride[i];
+  };
+  std::array<std::size_t, kRank - 1> order = {2, 1, 0};  // nearly always
+  std::ranges::stable_sort(order, {}, step);
+  std::int64_t farthest = tensor.shape[3] - 1;
+  for (const std::size_t i : order) {
+    if (tensor.shape[i] == 1) continue;
+    if (step(i) <= farthest) return i;
+    farthest += step(i) * (tensor.shape[i] - 1);
+  }
+  return kRank;
 }
 
 void check_out(const Tensor& out, bool is_ours, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -224,10 +316,9 @@ void check_out(const Tensor& out, bool is_ours, const Tensor& q, const Tensor& k
                 ", takes stride 1");
   }
   if (is_ours) return;  // new memory, each element of it once
-  for (std::size_t i = 0; i < kRank; ++i) {
-    if (out.shape[i] > 1 && out.stride[i] == 0 && !out.is_empty()) {
-      wrong_value("out: elements share memory (stride 0 in dimension " + std::to_string(i) + ")");
-    }
+  if (const std::size_t dim = overlapping_dim(out); dim != kRank) {
+    wrong_value("out: elements may share memory (stride " + std::to_string(out.stride[dim]) +
+                " in dimension " + std::to_string(dim) + ")");
   }
   for (const Tensor* input : {&q, &k, &v}) {
     if (share_memory(out, *input)) {
@@ -446,16 +537,15 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   const Target target{.backend = device.backend, .device = device.ordinal, .stream = launch.stream};
   if (device.backend == Backend::kCpu) {
     // The arrays stay alive: the caller's frame and our operands refer to them.
-    const nb::gil_scoped_release release;
-    fastattn::forward(params, target, kernel_name);
+    without_gil([&] { fastattn::forward(params, target, kernel_name); });
   } else {
     fastattn::forward(params, target, kernel_name);
   }
 #if FASTATTN_HAVE_CUDA
   if (device.backend == Backend::kCuda) {
-    release_done();
     keep_alive({&*q, &*k, &*v, &out}, device, launch);
     if (lse) keep_alive({&*lse}, device, launch);
+    release_done();
   }
 #endif
   if (is_given && !out_type.wrote.is_none()) out_type.wrote(out_object);

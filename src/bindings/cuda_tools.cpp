@@ -15,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/without_gil.h"
 #include "fastattn/fastattn.h"
 
 #if FASTATTN_HAVE_CUDA
@@ -117,8 +118,7 @@ class CudaEvent {
     cuda::record_event(event_, as_pointer(stream));
   }
   void synchronize() const {
-    const nb::gil_scoped_release release;
-    cuda::synchronize_event(event_);
+    without_gil([this] { cuda::synchronize_event(event_); });
   }
   [[nodiscard]] bool is_done() const { return cuda::event_done(event_); }
   [[nodiscard]] float elapsed_ms(const CudaEvent& end) const {
@@ -131,9 +131,10 @@ class CudaEvent {
 };
 
 void synchronize(int device) {
-  const nb::gil_scoped_release release;
-  const cuda::DeviceGuard guard(device);
-  cuda::synchronize_device();
+  without_gil([device] {
+    const cuda::DeviceGuard guard(device);
+    cuda::synchronize_device();
+  });
 }
 
 // What a DLPack consumer of a buffer holds.

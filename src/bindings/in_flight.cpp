@@ -1,5 +1,7 @@
 #include "bindings/in_flight.h"
 
+#include <exception>
+#include <iterator>
 #include <list>
 #include <utility>
 
@@ -22,6 +24,25 @@ std::list<Held>& held() {
   return *list;
 }
 
+// Also where CUDA has failed: nothing will read the arrays any more, and the error is for a call to
+// report whose own work it is.
+bool is_over(const Held& entry) noexcept {
+  try {
+    return cuda::event_done(entry.event);
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+void destroy(const Held& entry) noexcept {
+  try {
+    const cuda::DeviceGuard guard(entry.device);
+    cuda::destroy_event(entry.event);
+  } catch (const std::exception&) {
+    // The device is lost, and the event with it.
+  }
+}
+
 }  // namespace
 
 void hold_until_done(int device, void* stream, std::vector<nb::object> objects) {
@@ -32,20 +53,17 @@ void hold_until_done(int device, void* stream, std::vector<nb::object> objects) 
   held().push_back(std::move(entry));
 }
 
-void release_done() {
+void release_done() noexcept {
   if (held().empty()) return;
   // To release an object may run Python code that calls us again: first take the entry off the
   // list.
   std::list<Held> done;
   for (auto entry = held().begin(); entry != held().end();) {
     const auto next = std::next(entry);
-    if (cuda::event_done(entry->event)) done.splice(done.end(), held(), entry);
+    if (is_over(*entry)) done.splice(done.end(), held(), entry);
     entry = next;
   }
-  for (const Held& entry : done) {
-    const cuda::DeviceGuard guard(entry.device);
-    cuda::destroy_event(entry.event);
-  }
+  for (const Held& entry : done) destroy(entry);
 }
 
 }  // namespace fastattn::bindings

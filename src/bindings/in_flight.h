@@ -12,6 +12,6 @@ namespace fastattn::bindings {
 void hold_until_done(int device, void* stream, std::vector<nanobind::object> objects);
 
 // Lets go of what is done. Never waits.
-void release_done();
+void release_done() noexcept;
 
 }  // namespace fastattn::bindings

@@ -37,7 +37,15 @@ const Names& names() {
 
 std::string prefix(const char* name) { return std::string(name) + ": "; }
 
-std::string text_of(nb::handle object) { return nb::str(object).c_str(); }
+std::string text_of(nb::handle object) { return utf8(nb::str(object)); }
+
+// What an exception says; the name of its type where it can't even do that.
+std::string reason_of(nb::handle error) {
+  const nb::object text = nb::steal(PyObject_Str(error.ptr()));
+  if (text.is_valid()) return utf8(text);
+  PyErr_Clear();
+  return Py_TYPE(error.ptr())->tp_name;
+}
 
 const DLPackExchangeAPI* exchange_api(PyTypeObject* type) {
   const nb::object capsule = nb::steal(
@@ -181,6 +189,19 @@ Device device_from(const char* name, int type, int ordinal) {
   }
 }
 
+// Whether the Python error that is set says that the callee does not know a keyword: in the words
+// of Python, Cython, pybind11 or nanobind.
+bool is_keyword_error() {
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0) return false;
+  nb::python_error error;
+  const std::string text = reason_of(error.value());
+  error.restore();
+  static constexpr std::array<const char*, 4> kWords = {
+      "keyword argument", "max_version", "incompatible function arguments", "takes at most"};
+  return std::ranges::any_of(
+      kWords, [&](const char* words) { return text.find(words) != std::string::npos; });
+}
+
 // Calls object.__dlpack__ with as many of the keywords as the producer knows. `stream` may be null.
 nb::object call_dlpack(nb::handle object, nb::handle stream) {
   const Names& n = names();
@@ -192,7 +213,7 @@ nb::object call_dlpack(nb::handle object, nb::handle stream) {
   };
   nb::object capsule = stream.is_valid() ? call(stream.ptr(), n.version, n.stream_and_version)
                                          : call(n.version, nullptr, n.version_only);
-  if (!capsule.is_valid() && PyErr_ExceptionMatches(PyExc_TypeError)) {
+  if (!capsule.is_valid() && is_keyword_error()) {
     PyErr_Clear();  // a producer of DLPack 0.x has no max_version
     capsule = stream.is_valid() ? call(stream.ptr(), nullptr, n.stream_only)
                                 : call(nullptr, nullptr, nullptr);
@@ -206,10 +227,10 @@ nb::object call_dlpack(nb::handle object, nb::handle stream) {
   nb::python_error error;
   if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw error;
   type.adapter.attr("refuse")(object, name);
-  std::string reason = text_of(error.value());
+  std::string reason = reason_of(error.value());
   reason = reason.substr(0, reason.find('\n'));  // torch appends a C++ backtrace
   nb::raise_from(error, PyExc_TypeError, "%s: %s could not be read through DLPack: %s", name,
-                 nb::type_name(object.type()).c_str(), reason.c_str());
+                 Py_TYPE(object.ptr())->tp_name, reason.c_str());
 }
 
 }  // namespace
@@ -220,6 +241,19 @@ void wrong_type(const std::string& message) {
 
 void wrong_value(const std::string& message) {
   throw ArgumentError(ArgumentError::Kind::kValue, message);
+}
+
+std::string utf8(nb::handle text) {
+  Py_ssize_t size = 0;
+  if (const char* bytes = PyUnicode_AsUTF8AndSize(text.ptr(), &size)) {
+    return {bytes, static_cast<std::size_t>(size)};
+  }
+  PyErr_Clear();  // a lone surrogate
+  const nb::object escaped =
+      nb::steal(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!escaped.is_valid()) throw nb::python_error();
+  return {PyBytes_AS_STRING(escaped.ptr()),
+          static_cast<std::size_t>(PyBytes_GET_SIZE(escaped.ptr()))};
 }
 
 void set_resolver(nb::object object) { resolver = object.release().ptr(); }
@@ -245,7 +279,22 @@ Device Tensor::device_of(nb::handle object) const {
   const nb::object pair =
       nb::steal(PyObject_CallMethod(object.ptr(), "__dlpack_device__", nullptr));
   if (!pair.is_valid()) raise_export_error(*type, object, name);
-  return device_from(name, nb::cast<int>(pair[0]), nb::cast<int>(pair[1]));
+  std::array<int, 2> numbers{};
+  bool is_right = PyTuple_Check(pair.ptr()) && PyTuple_GET_SIZE(pair.ptr()) == 2;
+  for (std::size_t i = 0; i < numbers.size() && is_right; ++i) {
+    const nb::object number =
+        nb::steal(PyNumber_Index(PyTuple_GET_ITEM(pair.ptr(), static_cast<Py_ssize_t>(i))));
+    int overflow = 0;
+    const long value = number.is_valid() ? PyLong_AsLongAndOverflow(number.ptr(), &overflow) : -1L;
+    is_right = number.is_valid() && overflow == 0 && std::in_range<int>(value);
+    numbers[i] = static_cast<int>(value);
+  }
+  if (!is_right) {
+    PyErr_Clear();
+    wrong_type(prefix(name) + "__dlpack_device__ of " + Py_TYPE(object.ptr())->tp_name +
+               " returned no pair of integers (device type, device)");
+  }
+  return device_from(name, numbers[0], numbers[1]);
 }
 
 void Tensor::read(const ArrayType& array_type, nb::handle object, const char* argument,
@@ -263,6 +312,10 @@ void Tensor::read(const ArrayType& array_type, nb::handle object, const char* ar
     read_dlpack(object, std::bit_cast<void*>(std::intptr_t{-1}));
   } else {
     read_dlpack(object, launch_stream);
+  }
+  if (data == nullptr && !is_empty()) {
+    array_type.adapter.attr("refuse")(object, name);  // it may know why
+    wrong_value(prefix(name) + "null data pointer, but shape " + shape_text() + " has elements");
   }
   if (array_type.is_neg.is_valid() && !is_ours) screen(object);
 }
@@ -300,7 +353,7 @@ void Tensor::read_dlpack(nb::handle object, std::optional<void*> stream) {
     take(static_cast<const DLManagedTensor*>(PyCapsule_GetPointer(capsule_.ptr(), "dltensor"))
              ->dl_tensor);
   } else {
-    wrong_type(prefix(name) + "__dlpack__ of " + nb::type_name(object.type()).c_str() +
+    wrong_type(prefix(name) + "__dlpack__ of " + Py_TYPE(object.ptr())->tp_name +
                " returned no DLPack capsule");
   }
 }
@@ -392,28 +445,13 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
     for (int i = 0; i < kRank; ++i) stride[static_cast<std::size_t>(i)] = i < rank ? steps[i] : 1;
     if (shape[3] == 1) stride[3] = 1;
   }
-  if (data == nullptr) {
-    wrong_value(prefix(name) + "null data pointer, but shape " + shape_text() + " has elements");
-  }
-  const std::uintptr_t item_size = dtype == DType::kFloat32 ? 4 : 2;
-  if (std::bit_cast<std::uintptr_t>(data) % item_size != 0) {
+  if (std::bit_cast<std::uintptr_t>(data) % item_size() != 0) {
     wrong_value(prefix(name) + "the data are not aligned to their item size of " +
-                std::to_string(item_size) + " bytes; make a copy");
+                std::to_string(item_size()) + " bytes; make a copy");
   }
 }
 
 bool Tensor::is_empty() const { return std::ranges::find(shape, 0) != shape.end(); }
-
-std::pair<const char*, const char*> Tensor::span() const {
-  std::int64_t first = 0;
-  std::int64_t last = 0;
-  for (std::size_t i = 0; i < kRank; ++i) {
-    (stride[i] < 0 ? first : last) += stride[i] * (shape[i] - 1);
-  }
-  const std::int64_t item_size = dtype == DType::kFloat32 ? 4 : 2;
-  const auto* start = static_cast<const char*>(data);
-  return {start + first * item_size, start + (last + 1) * item_size};
-}
 
 bool Tensor::is_dense() const {
   if (is_empty()) return true;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "fastattn/fastattn.h"
 
@@ -20,6 +19,9 @@ inline constexpr int kRank = 4;  // [batch, heads, length, head_dim]
 
 [[noreturn]] void wrong_type(const std::string& message);
 [[noreturn]] void wrong_value(const std::string& message);
+
+// Of a Python string; what UTF-8 has no bytes for is escaped.
+std::string utf8(nb::handle text);
 
 // How arrays of one Python type are read.
 enum class Path : std::uint8_t {
@@ -102,8 +104,7 @@ class Tensor {
   [[nodiscard]] Strides strides() const { return {stride[0], stride[1], stride[2]}; }
   [[nodiscard]] bool is_empty() const;
   [[nodiscard]] bool rows_are_contiguous() const { return stride[3] == 1; }
-  // From the first byte of the memory that holds an element to behind the last; not empty.
-  [[nodiscard]] std::pair<const char*, const char*> span() const;
+  [[nodiscard]] std::uintptr_t item_size() const { return dtype == DType::kFloat32 ? 4 : 2; }
   // Every element of one span of memory, in any order of the dimensions.
   [[nodiscard]] bool is_dense() const;
   [[nodiscard]] std::string shape_text() const;

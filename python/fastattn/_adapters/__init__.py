@@ -23,7 +23,7 @@ def resolve(kind: type, argument: str) -> Adapter:
     """
     # The first class of a framework in the MRO decides, so that users' subclasses work too.
     for base in kind.__mro__:
-        package = base.__module__.partition(".")[0]
+        package = str(base.__module__).partition(".")[0]  # which may be None
         if package == "torch":
             from . import _torch
 

@@ -51,7 +51,10 @@ class _Torch(Adapter):
         return True
 
     def refuse(self, array: Any, argument: str) -> None:
-        if torch._C._functorch.is_functorch_wrapped_tensor(array):
+        # The second are the tensors of torch.func.functionalize, at its own level.
+        if torch._C._functorch.is_functorch_wrapped_tensor(array) or torch._is_functional_tensor(
+            array
+        ):
             not_taken(argument, "a tensor inside a torch.func transform", "call it outside of it")
         if array.layout is not torch.strided:
             not_taken(argument, f"a tensor of layout {array.layout}", "pass .to_dense()")
