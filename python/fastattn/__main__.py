@@ -14,11 +14,18 @@ import numpy as np
 
 import fastattn
 from fastattn import testing
-from fastattn._console import Column, Console, Progress
+from fastattn._console import Column, Console, Progress, run_command
 from fastattn.benchmark._arrays import Arrays, Expected, NumpyArrays, Problem, arrays_for
 from fastattn.benchmark._meta import gpus, new_record
-from fastattn.benchmark._record import dump_record
-from fastattn.benchmark._suite import TOLERANCE, Implementation, Plan, Result, measure
+from fastattn.benchmark._record import dump_record, prepare_record
+from fastattn.benchmark._suite import (
+    TOLERANCE,
+    Implementation,
+    Plan,
+    Result,
+    cuda_only,
+    measure,
+)
 
 _COLUMNS = (
     Column("kernel", 8, "<"),
@@ -67,13 +74,12 @@ def problems(kernel: fastattn.KernelInfo, device: str, quick: bool) -> list[Prob
 @dataclass(frozen=True)
 class _Checked:
     result: Result
-    lse_error: float | None  # None: this framework can't be handed an lse
+    lse_error: float
     lse_allowed: float
 
     @property
     def right(self) -> bool:
-        lse_right = self.lse_error is None or self.lse_error <= self.lse_allowed
-        return self.result.right and lse_right
+        return self.result.right and self.lse_error <= self.lse_allowed
 
     def row(self) -> dict[str, Any]:
         extra = {
@@ -96,14 +102,10 @@ def _check(
     out = arrays.poisoned(problem.out_shape, problem.dtype)
     implementation = Implementation(kernel.name, kernel.name, kernel.title, kernel)
     call = implementation.call(arrays, problem, q, k, v, out)
-    lse_error = None
-    if arrays.allocates:
-        _, lse = fastattn.forward(
-            q, k, v, kernel=kernel.name, causal=problem.causal, out=out, return_lse=True
-        )
-        lse_error = testing.error(lse, expected.lse)
-    else:
-        call()
+    _, lse = fastattn.forward(
+        q, k, v, kernel=kernel.name, causal=problem.causal, out=out, return_lse=True
+    )
+    lse_error = testing.error(lse, expected.lse)
     error = testing.error(out, expected.out)
     (timing,) = measure(arrays, [call], _PLANS[arrays.device])
     result = Result(implementation, problem, timing, error, expected.plain_error)
@@ -182,7 +184,7 @@ class _Check:
             "ok" if checked.right else "WRONG",
         ]
         self.console.row(_COLUMNS, cells, "good" if checked.right else "bad")
-        if checked.lse_error is not None and checked.lse_error > checked.lse_allowed:
+        if checked.lse_error > checked.lse_allowed:
             self.console.line(
                 f"  lse: error {checked.lse_error:.1e}, allowed {checked.lse_allowed:.1e}", "bad"
             )
@@ -228,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "this machine can run, on random input of real size, against a float64 reference.",
         epilog=f"A kernel is right when its error ||out - ref|| / ||ref|| is at most {TOLERANCE:g} "
         "times that of a plain evaluation in the same dtype. Exit status: 0; 1 where a kernel "
-        "failed or was wrong; 2 for an unknown kernel.",
+        "failed or was wrong; 2 for a kernel that this build lacks or a FILE that can't be "
+        "written.",
     )
     parser.add_argument("--kernel", action="append", default=[], help="check this one only")
     parser.add_argument("--quick", action="store_true", help="fewer problems for each kernel")
@@ -239,8 +242,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = [kernel.name for kernel in fastattn.kernels()]
     unknown = [name for name in args.kernel if name not in known]
     if unknown:
+        refusal = cuda_only(unknown[0])
+        if refusal is not None:
+            console.line(refusal, "bad")
+            return 2
         console.line(f"unknown kernel {unknown[0]!r}; known: {', '.join(known)}", "bad")
         return 2
+
+    if args.json is not None:
+        try:
+            prepare_record(args.json)
+        except OSError as error:
+            console.line(f"--json: {error}", "bad")
+            return 2
 
     start = time.perf_counter()
     fastattn.show_config()
@@ -252,7 +266,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if kernels:
             check.device(_cpu_arrays(kernels) if device == "cpu" else arrays_for(device), kernels)
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(dump_record(new_record() | {"rows": check.rows}))
 
     seconds = time.perf_counter() - start
@@ -268,4 +281,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

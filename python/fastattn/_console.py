@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, TextIO
@@ -34,11 +34,27 @@ def _join(columns: Sequence[Column], cells: Sequence[str]) -> str:
     return "  ".join(padded).rstrip()
 
 
+def run_command(main: Callable[[], int]) -> int:
+    """Runs a command to its exit status; a reader that went away (``| head``) ends it quietly."""
+    try:
+        status = main()
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes once more when it ends, which then must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + 13  # what a shell reports for SIGPIPE
+    return status
+
+
 class Console:
     """Writes lines, table rows as they come in, and progress, to one stream."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream
+        if stream is None:
+            # None: the command was started with its output closed, and only its status counts.
+            stream = open(os.devnull, "w") if sys.stdout is None else sys.stdout  # noqa: SIM115
+        self._stream = stream
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._color = self._terminal and not os.environ.get("NO_COLOR")
         self._progress: Progress | None = None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import fastattn
-from fastattn._console import Column, Console, Progress
+from fastattn._console import Column, Console, Progress, run_command
 from fastattn.benchmark import _machine, _record, _suite
 from fastattn.benchmark._arrays import Arrays, Problem, TorchArrays, arrays_for, torch_for
 from fastattn.benchmark._meta import gpus, new_record
@@ -67,8 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "share of the machine's measured matrix-product rate, error against float64, and how many "
         "times as fast as PyTorch in the same run.",
         epilog="A row takes at most --max-seconds: a slow kernel is called fewer times, and the "
-        "column n says how often. Exit status: 0; 1 where a kernel failed or was wrong; 2 for a "
-        "call that makes no sense.",
+        "column n says how often. Exit status: 0; 1 where a kernel failed, was wrong or, "
+        "asked for by name, has no row; 2 for a call that makes no sense.",
     )
     parser.add_argument(
         "implementation",
@@ -117,6 +117,10 @@ def _devices(console: Console, args: argparse.Namespace) -> list[str]:
     known = ["all", BASELINE.selector, SDPA.selector, *names]
     for name in args.implementation:
         if name not in known:
+            refusal = _suite.cuda_only(name)
+            if refusal is not None:
+                console.line(refusal, "bad")
+                return []
             console.line(f"unknown implementation {name!r}; known: {', '.join(known)}", "bad")
             return []
         if args.device and names.get(name, args.device) != args.device:
@@ -193,8 +197,13 @@ class _Table:
                 f"plain {problem.dtype} evaluation, {result.plain_error:.1e}",
                 "bad",
             )
-            # torch's rows are what they are; a kernel of ours that is wrong is a failure.
-            self.failed |= result.implementation.kernel is not None
+            self.failed = True
+
+    def problem_failed(self, length: int, error: Exception) -> None:
+        """A length whose inputs or reference could not be made."""
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        self._console.line(f"{'':<12}  {length:>6}  FAILED: {reason}", "bad")
+        self.failed = True
 
     def _ratio(self, other: Implementation, result: Result) -> str:
         us = self._torch_us.get((other.impl, result.problem))
@@ -261,11 +270,17 @@ def _run_suite(
             problem = Problem(
                 args.dtype, batch, heads, heads, length, length, dim, dim, args.causal
             )
-            for result in _suite.run(arrays, chosen, problem, plan, rng, _label(progress, length)):
-                table.add(result)
-                progress.advance()
-                if isinstance(result, Result):
-                    rows.append(result.row(suite))
+            label = _label(progress, length)
+            try:
+                for result in _suite.run(arrays, chosen, problem, plan, rng, label):
+                    table.add(result)
+                    progress.advance()
+                    if isinstance(result, Result):
+                        rows.append(result.row(suite))
+            # Too large: NumPy raises the first or, past what it can count, the second; torch the
+            # third.
+            except (MemoryError, ValueError, RuntimeError) as error:
+                table.problem_failed(length, error)
     console.line()
     if device == "cuda" and torch is not None:
         meta["host_us"] = _suite.host_cost(torch)
@@ -277,6 +292,16 @@ def _run_suite(
 
 def _label(progress: Progress, length: int) -> Any:
     return lambda text: progress.step(f"N={length}: {text}")
+
+
+def _missing(args: argparse.Namespace, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What was asked for by name and has no row; "all" wants one kernel at least."""
+    torch_rows = {i.impl: i.selector for i in (BASELINE, SDPA)}
+    measured = {torch_rows.get(row["impl"], row["impl"]) for row in rows}
+    missing = [n for n in args.implementation if n != "all" and n not in measured]
+    if "all" in args.implementation and not measured - set(torch_rows.values()):
+        missing.append("any kernel")
+    return missing
 
 
 def _list(console: Console) -> None:
@@ -306,7 +331,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (args.write_readme is None) != (args.record is None):
         parser.error("--write-readme README and --from FILE go together")
     if args.write_readme is not None:
-        changed = _record.write_readme(args.write_readme, _record.load_record(args.record))
+        try:
+            changed = _record.write_readme(args.write_readme, _record.load_record(args.record))
+        except (OSError, ValueError) as error:
+            console.line(str(error), "bad")
+            return 2
+        except (KeyError, TypeError) as error:
+            console.line(f"{args.record}: a record with a field missing or odd: {error}", "bad")
+            return 2
         console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
         return 0
     if not args.implementation:
@@ -315,6 +347,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     devices = _devices(console, args)
     if not devices:
         return 2
+    if args.json is not None:
+        try:
+            _record.prepare_record(args.json)
+        except OSError as error:
+            console.line(f"--json: {error}", "bad")
+            return 2
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
     plan = Plan(args.warmup, args.repetitions, args.max_seconds)
@@ -326,14 +364,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for device in devices
     ]
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(_record.dump_record(record))
         console.line(f"Record: {args.json}")
     if not record["rows"]:
         console.line("Nothing was measured.", "bad")
         return 2 if all(outcome is None for outcome in outcomes) else 1
-    return 1 if False in outcomes else 0
+    missing = _missing(args, record["rows"])
+    if missing:
+        console.line(f"Nothing was measured of: {', '.join(missing)}", "bad")
+    return 1 if missing or False in outcomes else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

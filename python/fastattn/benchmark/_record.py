@@ -24,13 +24,39 @@ def load_record(path: Path | str) -> Record:
 
     Raises
     ------
+    OSError
+        The file can't be read.
     ValueError
-        The file is no record.
+        It is no record.
     """
-    record = json.loads(Path(path).read_text())
-    if not isinstance(record, dict) or not {"meta", "rows"} <= record.keys():
+    try:
+        record = json.loads(Path(path).read_text())
+    except ValueError as error:  # of the encoding, or of JSON
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not (
+        isinstance(record, dict)
+        and isinstance(record.get("meta"), dict)
+        and isinstance(record.get("rows"), list)
+        and all(isinstance(row, dict) and "suite" in row for row in record["rows"])
+    ):
         raise ValueError(f'{path}: not a benchmark record, which has "meta" and "rows"')
     return record
+
+
+def prepare_record(path: Path) -> None:
+    """Makes the folder of a record and sees that the file can be written, before all the work.
+
+    Raises
+    ------
+    OSError
+        It can't.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a"):
+        pass
+    if is_new:
+        path.unlink()
 
 
 def render_ladder(record: Record, docs: Path | None = None) -> str:
