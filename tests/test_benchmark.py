@@ -285,6 +285,106 @@ def test_usage_errors(argv: list[str]) -> None:
     assert caught.value.code == 2
 
 
+@pytest.mark.parametrize("argv", [["cpu"], ["all", "--device", "cpu"], ["cpu", "sdpa"]])
+def test_a_kernel_without_a_row_fails_the_run(
+    capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    """Head dim 300: torch's rows are measured where torch is there, the kernel refuses."""
+    shape = ["--seq-lens", "33", "--num-heads", "2", "--head-dim", "300", "--repetitions", "3"]
+    status, text = run(capsys, *argv, *shape)
+    assert status == 1
+    assert "Nothing was measured" in text
+
+
+def test_a_length_too_large_for_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, "cpu", *SMALL, "--seq-lens", str(10**15), "33")
+    assert status == 1
+    assert f"{10**15}  FAILED: " in text
+    assert re.search(r"^cpu +33 ", text, re.MULTILINE)  # the other length is measured
+
+
+def test_a_record_that_cannot_be_written_stops_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path in (tmp_path, file / "below.json"):
+        status, text = run(capsys, "cpu", *SMALL, "--json", str(path))
+        assert status == 2
+        assert text.startswith("--json: ")
+        assert len(text.splitlines()) == 1
+
+
+def test_a_cuda_kernel_is_no_unknown_name(capsys: pytest.CaptureFixture[str]) -> None:
+    if any(kernel.backend == "cuda" for kernel in fastattn.kernels()):
+        pytest.skip("this build has the CUDA kernels")
+    for name in cuda_kernel_names():
+        status, text = run(capsys, name)
+        assert status == 2
+        assert f"'{name}' is a CUDA kernel" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        (b"\xff\xfe", "not JSON"),
+        (b"text", "not JSON"),
+        (b"{}", "not a benchmark record"),
+        (b'{"meta": {}, "rows": [1]}', "not a benchmark record"),
+        (b'{"meta": {}, "rows": [{"suite": "ladder"}]}', "'len_q'"),
+    ],
+)
+def test_a_bad_record_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    readme, file = tmp_path / "README.md", tmp_path / "record.json"
+    readme.write_text(f"{_record.BEGIN}\n{_record.END}\n")
+    if content is not None:
+        file.write_bytes(content)
+    status, text = run(capsys, "--write-readme", str(readme), "--from", str(file))
+    assert status == 2
+    assert message in text
+    assert len(text.splitlines()) == 1
+
+
+def test_torch_rows_get_no_verdict() -> None:
+    timing = _suite.Timing(1.0, 0.0, 1.0, 3)
+    kernel = next(k for k in fastattn.kernels() if k.name == "cpu")
+    ours = _suite.Implementation("cpu", "cpu", kernel.title, kernel)
+    verdicts = [
+        _suite.Result(item, SMALL_PROBLEM, timing, error, 1e-7).right
+        for item in (ours, _suite.BASELINE)
+        for error in (1.9e-7, 2.1e-7)
+    ]
+    assert verdicts == [True, False, True, True]
+
+
+def test_the_yardstick_is_the_worst_plain_evaluation() -> None:
+    exact = (np.array([1.0]), np.array([2.0]))
+    plain = [(np.array([1.25]), np.array([2.0])), (np.array([1.0]), np.array([3.0]))]
+    expected = _arrays.expect(exact, *plain)
+    assert (expected.plain_error, expected.plain_lse_error) == (0.25, 0.5)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        problem(),
+        problem(causal=True, len_kv=65, heads_q=4),
+        problem(causal=True, len_q=65),  # rows that see no key
+    ],
+)
+def test_torch_all_heads_at_once_is_attention(shape: _arrays.Problem) -> None:
+    pytest.importorskip("torch")
+    q, k, v = shape.host_inputs(np.random.default_rng(0))
+    ((out, lse),) = _arrays.TorchArrays("cpu")._naive(shape, q, k, v)
+    expected, expected_lse = fastattn.testing.reference(q, k, v, causal=shape.causal)
+    seen = np.isfinite(expected_lse)
+    assert fastattn.testing.error(out[seen], expected[seen]) < 1e-6
+    assert fastattn.testing.error(lse, expected_lse) < 1e-6
+
+
 def test_an_unwritten_output_fails_the_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,9 @@ def test_one_kernel_and_quick(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--kernel", "nonsense"]) == 2
     assert "known: cpu" in capsys.readouterr().out
+    if all(kernel.backend == "cpu" for kernel in fastattn.kernels()):
+        assert command.main(["--kernel", "v0"]) == 2
+        assert "'v0' is a CUDA kernel" in capsys.readouterr().out
 
 
 def corrupt(result: Any, kwargs: dict[str, Any], what: str) -> Any:
@@ -112,6 +115,33 @@ def test_the_command_needs_numpy_alone() -> None:
     assert "All 2 checks passed" in done.stdout
     assert "\x1b" not in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["fastattn", "fastattn.benchmark"])
+@pytest.mark.parametrize("redirect", ["| head -1", ">&-"])
+def test_nobody_reads_the_output(module: str, redirect: str) -> None:
+    """The reader of a pipe leaves early, or there is no output at all."""
+    if os.name != "posix":
+        pytest.skip("needs a POSIX shell")
+    options = "--quick --kernel cpu" if module == "fastattn" else "--list"
+    done = subprocess.run(
+        ["sh", "-c", f'"$0" -m {module} {options} {redirect}', sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+def test_a_record_that_cannot_be_written_stops_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert command.main(["--json", str(tmp_path)]) == 2
+    text = capsys.readouterr().out
+    assert text.startswith("--json: ")
+    assert len(text.splitlines()) == 1
 
 
 @pytest.mark.gpu

@@ -231,7 +231,7 @@ class TorchArrays(_CudaArrays):
             lse = torch.logsumexp(scores, -1)
             out = torch.softmax(scores, -1) @ z
             return [(out.cpu().numpy(), lse.cpu().numpy())]
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             return []
 
     def _hidden(self, problem: Problem) -> Any:
