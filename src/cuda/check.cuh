@@ -12,7 +12,9 @@ namespace fastattn::cuda {
 [[noreturn]] inline void fail(cudaError_t status, const std::string& what) {
   // The runtime also keeps the error for the next cudaGetLastError(); it is ours, so take it back.
   static_cast<void>(cudaGetLastError());
-  throw CudaError(what + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status));
+  // The runtime says this of a machine without any driver as well.
+  const char* hint = status == cudaErrorInsufficientDriver ? " (or there is no NVIDIA driver)" : "";
+  throw CudaError(what + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) + hint);
 }
 
 inline void check(cudaError_t status, const char* what) {
