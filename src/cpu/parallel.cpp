@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <fstream>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -76,9 +79,27 @@ int thread_limit() {
 
 #if FASTATTN_USE_OPENMP
 
+// Whether this process came from a fork and has not started another program since. Linux tells by
+// the flag PF_FORKNOEXEC in field 9 of its "stat"; the name, field 2, may hold spaces.
+bool loaded_in_forked_child() {
+#if defined(__linux__)
+  constexpr unsigned kForkNoExec = 0x40;
+  std::ifstream stat("/proc/self/stat");
+  std::string text;
+  std::getline(stat, text);
+  const std::size_t name_end = text.rfind(')');
+  unsigned flags = 0;
+  return name_end != std::string::npos &&
+         std::sscanf(text.c_str() + name_end, ") %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+         (flags & kForkNoExec) != 0;
+#else
+  return false;
+#endif
+}
+
 // After fork() the child has none of the OpenMP runtime's threads, and GNU's runtime waits for them
 // for ever. The child starts plain threads instead.
-std::atomic<bool> is_forked_child = false;
+std::atomic<bool> is_forked_child = loaded_in_forked_child();
 
 #if defined(__unix__) || defined(__APPLE__)
 // When the library is loaded, not on its first call: the runtime is one for the whole process, and
