@@ -14,7 +14,8 @@ namespace fastattn::cuda {
   static_cast<void>(cudaGetLastError());
   // The runtime says this of a machine without any driver as well.
   const char* hint = status == cudaErrorInsufficientDriver ? " (or there is no NVIDIA driver)" : "";
-  throw CudaError(what + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) + hint);
+  throw CudaError(what + ": " + cudaGetErrorName(status) + ": " + cudaGetErrorString(status) +
+                  hint);
 }
 
 inline void check(cudaError_t status, const char* what) {
