@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -644,3 +645,43 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert fastattn.__version__ in printed
     assert config["cpu"]["instruction_set"] in printed
+
+
+class UnsignedStrides:
+    """Exports negative strides as CuPy does: the bytes divided as an unsigned number."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **keywords: Any) -> Any:
+        capsule = self.array.__dlpack__(max_version=(1, 0))
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        managed = pointer(capsule, b"dltensor_versioned")
+        strides_at = 64  # version, context, deleter, flags; data, device, ndim, dtype, shape
+        strides = ctypes.c_void_p.from_address(managed + strides_at).value
+        assert strides is not None
+        values = (ctypes.c_int64 * self.array.ndim).from_address(strides)
+        assert list(values) == [step // self.array.itemsize for step in self.array.strides]
+        for i, step in enumerate(self.array.strides):
+            values[i] = step % 2**64 // self.array.itemsize
+        return capsule
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_negative_strides_that_were_divided_as_unsigned(axis: int) -> None:
+    shapes = [(2, 3, 5, 8), (2, 3, 7, 8), (2, 3, 7, 8), (2, 3, 5, 8)]
+    # Next to each other, so that a box that is too large would overlap.
+    pool = np.random.default_rng(1).standard_normal(4 * 512).astype(np.float32)
+    index = tuple(slice(None, None, -1) if i == axis else slice(None) for i in range(4))
+    q, k, v, out = (
+        pool[512 * i : 512 * i + math.prod(shape)].reshape(shape)[index]
+        for i, shape in enumerate(shapes)
+    )
+    expected = fastattn.forward(*(np.ascontiguousarray(x) for x in (q, k, v)))
+    given = UnsignedStrides(out)
+    assert fastattn.forward(*map(UnsignedStrides, (q, k, v)), out=given) is given
+    np.testing.assert_array_equal(out, expected)

@@ -442,7 +442,16 @@ void Tensor::set_layout(int ndim, const std::int64_t* sizes, const std::int64_t*
       step *= shape[i];
     }
   } else {
-    for (int i = 0; i < kRank; ++i) stride[static_cast<std::size_t>(i)] = i < rank ? steps[i] : 1;
+    // CuPy divides a negative stride in bytes as an unsigned number; in bytes again, it wraps
+    // right.
+    const auto size = static_cast<std::int64_t>(item_size());
+    const auto wrapped = [size](std::int64_t step) {
+      const auto bytes = static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(size);
+      return static_cast<std::int64_t>(bytes) / size;
+    };
+    for (int i = 0; i < kRank; ++i) {
+      stride[static_cast<std::size_t>(i)] = i < rank ? wrapped(steps[i]) : 1;
+    }
     if (shape[3] == 1) stride[3] = 1;
   }
   if (std::bit_cast<std::uintptr_t>(data) % item_size() != 0) {
