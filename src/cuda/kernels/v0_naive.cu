@@ -8,6 +8,7 @@
 // element. Limit now       Memory. S has M*N floats per head and crosses the memory bus four times;
 // every
 //                 thread also reads its operands by itself, with nobody to share them with.
+// Measured        58.85 ms, 0.88 TFLOP/s, error 3.5e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v0.md
 #include <algorithm>
 #include <cmath>

@@ -11,6 +11,7 @@
 // Limit now       The grid: B*Hq blocks leave most of the GPU idle. Within a block, each query
 // tile's
 //                 O is read and written once per key tile.
+// Measured        200.4 ms, 0.26 TFLOP/s, error 4.0e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v1.md; Dao et al., FlashAttention, algorithm 1 (arXiv:2205.14135)
 #include <cmath>
 #include <cstddef>
