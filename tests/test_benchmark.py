@@ -353,11 +353,16 @@ def test_torch_rows_get_no_verdict() -> None:
     kernel = next(k for k in fastattn.kernels() if k.name == "cpu")
     ours = _suite.Implementation("cpu", "cpu", kernel.title, kernel)
     verdicts = [
-        _suite.Result(item, SMALL_PROBLEM, timing, error, 1e-7).right
+        _suite.Result(item, SMALL_PROBLEM, timing, error, 1e-6).right
         for item in (ours, _suite.BASELINE)
-        for error in (1.9e-7, 2.1e-7)
+        for error in (1.9e-6, 2.1e-6)
     ]
     assert verdicts == [True, False, True, True]
+    # A plain evaluation that is exact by luck leaves a kernel its four roundings, and no more.
+    verdicts = [
+        _suite.Result(ours, SMALL_PROBLEM, timing, error, 0.0).right for error in (2.3e-7, 2.5e-7)
+    ]
+    assert verdicts == [True, False]
 
 
 def test_the_yardstick_is_the_worst_plain_evaluation() -> None:

@@ -84,7 +84,7 @@ class _Checked:
     def row(self) -> dict[str, Any]:
         extra = {
             "lse_error": self.lse_error,
-            "allowed": TOLERANCE * self.result.plain_error,
+            "allowed": self.result.allowed,
             "right": self.right,
         }
         return self.result.row("check") | extra
@@ -180,7 +180,7 @@ class _Check:
             f"{result.timing.us:.1f}",
             f"{result.tflops:.3f}",
             f"{result.error:.1e}",
-            f"{TOLERANCE * result.plain_error:.1e}",
+            f"{result.allowed:.1e}",
             "ok" if checked.right else "WRONG",
         ]
         self.console.row(_COLUMNS, cells, "good" if checked.right else "bad")
