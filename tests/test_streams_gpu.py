@@ -591,7 +591,7 @@ def test_a_failure_of_ours_passes(torch: Any) -> None:
     wanted = synchronised(torch, "auto", q, k, v)
     with pytest.raises(RuntimeError, match="cudaMalloc"):
         _core.CudaBuffer(1 << 60)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ValueError, match="ordinal 1000"):
         _core.CudaBuffer(8, 1000)
     assert torch.equal(fastattn.forward(q, k, v), wanted)
     with pytest.raises(NotImplementedError, match="takes"):

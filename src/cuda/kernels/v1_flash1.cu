@@ -1,16 +1,13 @@
 // V1: FlashAttention-1.
 //
-// Idea            Never store S. Take K and V tile by tile; for each, walk all query tiles, and
-// fold
+// Idea            Never store S. Take K and V tile by tile; for each, walk all query tiles, and fold
 //                 the tile into a running softmax: row maximum m, row sum l, normalised output O.
 // New since V0    One fused kernel. Scores live in shared memory for as long as they are needed;
 //                 global memory holds O, m and l between visits, O(M) instead of O(M N).
-// Who owns what   block: one (batch, head), all of its tiles. warp: in each phase every fourth
-// score
+// Who owns what   block: one (batch, head), all of its tiles. warp: in each phase every fourth score
 //                 row (lane = key) or output row (lane = column); a barrier ends each phase.
 // Limit now       The grid: B*Hq blocks leave most of the GPU idle. Within a block, each query
-// tile's
-//                 O is read and written once per key tile.
+//                 tile's O is read and written once per key tile.
 // Measured        200.4 ms, 0.26 TFLOP/s, error 4.0e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v1.md; Dao et al., FlashAttention, algorithm 1 (arXiv:2205.14135)
 #include <cmath>
@@ -19,6 +16,7 @@
 
 #include "cuda/launch/launch.cuh"
 #include "cuda/launch/scratch.cuh"
+#include "cuda/launch/shared.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda {
@@ -29,8 +27,7 @@ constexpr std::size_t kBlockKV = 32;  // ... a row of 32 scores, one a lane
 constexpr std::size_t kThreads = 128;
 constexpr std::size_t kWarpSize = 32;
 constexpr std::size_t kWarps = kThreads / kWarpSize;
-constexpr int kBlocksPerSM =
-    2;  // registers need not be saved for more: the grid has no more blocks
+constexpr int kBlocksPerSM = 2;  // the grid has no more: no registers need to be saved for it
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 // sQ, sK, sV, sO [32, D]; sS [32, 32]; row_max, row_sum, old_scale, new_scale [32].
@@ -67,9 +64,8 @@ __device__ void load_tile(float* sTile, const float* gTile, std::int64_t row_str
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     flash1_kernel(const __grid_constant__ ForwardParams p, float* gMax /* [B, Hq, M] */,
                   float* gSum /* [B, Hq, M] */) {
-  extern __shared__ float shared[];
   const std::size_t head_dim = p.head_dim;
-  float* sQ = shared;                        // [kBlockQ, D]
+  float* sQ = dynamic_shared<float>();       // [kBlockQ, D]
   float* sO = sQ + kBlockQ * head_dim;       // [kBlockQ, D]
   float* sK = sO + kBlockQ * head_dim;       // [kBlockKV, D]
   float* sV = sK + kBlockKV * head_dim;      // [kBlockKV, D]

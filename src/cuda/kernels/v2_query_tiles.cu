@@ -3,13 +3,11 @@
 // Idea            Turn the loops inside out. A block owns one query tile and walks K and V once, so
 //                 its O never leaves the chip, and O is divided by the row sum once, at the end.
 // New since V1    Query tiles are independent: the grid has B*Hq*ceil(M/64) blocks, not B*Hq. A
-// warp
-//                 owns whole score rows, so only loading K and V needs a barrier.
+//                 warp owns whole score rows, so only loading K and V needs a barrier.
 // Who owns what   block: 64 query rows of one head. warp: 16 of them. lane: one key of the tile in
 //                 Q K^T and in the softmax, every 32nd column in P V.
 // Limit now       Shared memory, in size and in traffic: m, l, O and P all live there, few blocks
-// fit
-//                 an SM, and both products read two operands per multiply; the lanes read one
+//                 fit an SM, and both products read two operands per multiply; the lanes read one
 //                 column of K, which is one bank.
 // Measured        56.89 ms, 0.91 TFLOP/s, error 3.6e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v2.md; Dao, FlashAttention-2, section 3 (arXiv:2307.08691)
@@ -18,6 +16,7 @@
 #include <cstdint>
 
 #include "cuda/launch/launch.cuh"
+#include "cuda/launch/shared.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda {
@@ -64,9 +63,8 @@ __device__ void load_tile(float* sTile, const float* gTile, std::int64_t row_str
 
 __global__ void __launch_bounds__(kThreads, kBlocksPerSM)
     query_tiles_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ float shared[];
   const std::size_t head_dim = p.head_dim;
-  float* sQ = shared;                        // [kBlockQ, D]
+  float* sQ = dynamic_shared<float>();       // [kBlockQ, D]
   float* sO = sQ + kBlockQ * head_dim;       // [kBlockQ, D]
   float* sK = sO + kBlockQ * head_dim;       // [kBlockKV, D]
   float* sV = sK + kBlockKV * head_dim;      // [kBlockKV, D]

@@ -2,8 +2,7 @@
 //
 // Idea            m, l and O belong to one warp, so keep them in its registers. What is left in
 //                 shared memory is what lanes must exchange: Q, P, and one tile that K and V share.
-// New since V2    O, m and l in registers; both products register-blocked, so that a value of K or
-// V
+// New since V2    O, m and l in registers; both products register-blocked, so that a value of K or V
 //                 is read once for 8 rows; 32,768 bytes of shared memory instead of 58,368.
 // Who owns what   block: 64 query rows of one head. warp: 8 of them. lane: one key of the tile in
 //                 Q K^T and in the softmax, output columns lane and lane + 32 in P V.
@@ -16,6 +15,7 @@
 #include <cstdint>
 
 #include "cuda/launch/launch.cuh"
+#include "cuda/launch/shared.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda {
@@ -63,8 +63,7 @@ __device__ void load_tile(float* sTile, const float* gTile, std::int64_t row_str
 
 __global__ void __launch_bounds__(kThreads)
     warp_local_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ float4 shared[];
-  SharedStorage& s = *reinterpret_cast<SharedStorage*>(shared);
+  SharedStorage& s = *dynamic_shared<SharedStorage>();
 
   const std::size_t warp = threadIdx.x / kWarpSize;
   const std::size_t lane = threadIdx.x % kWarpSize;

@@ -19,6 +19,7 @@
 
 #include "cuda/launch/dispatch.cuh"
 #include "cuda/launch/launch.cuh"
+#include "cuda/launch/shared.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda {
@@ -88,8 +89,7 @@ __device__ __forceinline__ void load_tile(float* sTile, const float* gTile, std:
 template <bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     vectorized_kernel(const __grid_constant__ ForwardParams p) {
-  extern __shared__ float4 shared[];
-  SharedStorage& s = *reinterpret_cast<SharedStorage*>(shared);
+  SharedStorage& s = *dynamic_shared<SharedStorage>();
 
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
