@@ -1,0 +1,242 @@
+"""The command line: ``python -m fastattn.profile v4``."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fastattn
+from fastattn._console import Console, run_command
+from fastattn.benchmark import _machine, _record
+from fastattn.benchmark._meta import gpus, new_record
+from fastattn.profile import _ncu, _report, _roofline
+from fastattn.profile._metrics import make_row
+from fastattn.profile._rungs import SEVERAL_KERNELS, Shape, profiled, refusal
+
+_PRIMARY = Shape()
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a number from 1, not {value}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fastattn.profile",
+        description="Runs NVIDIA Nsight Compute (ncu) on rungs of the ladder: one warm launch of "
+        "each, a report for ncu-ui, and one table of what the counters say.",
+        epilog="Clocks are left as they are unless --lock-clocks is given. Exit status: 0; 1 where "
+        "a rung could not be profiled; 2 where none can be, or for a call that makes no sense.",
+    )
+    parser.add_argument("rung", nargs="*", help="all, or kernels by name: v4")
+    shape = parser.add_argument_group("shape: float32, not causal, M = N")
+    for option, letter, value in (
+        ("--batch-size", "B", _PRIMARY.batch),
+        ("--num-heads", "H", _PRIMARY.heads),
+        ("--seq-len", "N", _PRIMARY.length),
+        ("--head-dim", "D", _PRIMARY.head_dim),
+    ):
+        shape.add_argument(
+            option, type=_positive, metavar=letter, default=value, help=f"default {value}"
+        )
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument(
+        "--lock-clocks",
+        action="store_true",
+        help="let ncu lock the GPU to its base clock while it measures",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the reports, RUNG.ncu-rep and RUNG.csv (default: build/profile in a source "
+        "tree, else fastattn-profile)",
+    )
+    output.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    output.add_argument(
+        "--roofline", type=Path, metavar="FILE", help="draw the roofline: a .png or .svg file"
+    )
+    output.add_argument(
+        "--write",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help=f"put the table into Markdown files, between {_report.BEGIN} and {_report.END}",
+    )
+    output.add_argument(
+        "--from",
+        dest="record",
+        type=Path,
+        metavar="FILE",
+        help="show, draw and write a record made earlier; needs neither GPU nor ncu",
+    )
+    return parser
+
+
+def _outputs_problem(args: argparse.Namespace) -> str | None:
+    """What would go wrong with the outputs, found before all the work."""
+    if args.roofline is not None:
+        if args.roofline.suffix not in _roofline.FORMATS:
+            endings = " or ".join(_roofline.FORMATS)
+            return f"--roofline: {args.roofline} must end in {endings}"
+        if not _roofline.has_matplotlib():
+            return "--roofline needs matplotlib: pip install matplotlib, or fastattn[profile]"
+    try:
+        for path in filter(None, (args.json, args.roofline)):
+            _record.prepare_record(path)
+        for path in args.write:
+            text = path.read_text()
+            if not 0 <= text.find(_report.BEGIN) < text.find(_report.END):
+                return f"--write: {path} has no lines {_report.BEGIN} and {_report.END}"
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _deliver(console: Console, args: argparse.Namespace, record: dict[str, Any]) -> None:
+    """Shows the table and writes what was asked for. Raises OSError and ValueError."""
+    _report.print_table(console, record)
+    console.line()
+    if args.json is not None:
+        args.json.write_text(_record.dump_record(record))
+        console.line(f"Record: {args.json}")
+    if args.roofline is not None:
+        _roofline.draw(record, args.roofline)
+        console.line(f"Roofline: {args.roofline}")
+    for path in args.write:
+        changed = _report.write_markdown(path, record)
+        console.line(f"{path}: {'written' if changed else 'up to date'}")
+
+
+def _show(console: Console, args: argparse.Namespace) -> int:
+    try:
+        record = _record.load_record(args.record)
+        if not record["rows"] or any(row["suite"] != "profile" for row in record["rows"]):
+            raise ValueError(f"{args.record}: not a record of python -m fastattn.profile")
+        _deliver(console, args, record)
+    except (OSError, ValueError) as error:
+        console.line(str(error), "bad")
+        return 2
+    except (KeyError, TypeError) as error:
+        console.line(f"{args.record}: a record with a field missing or odd: {error}", "bad")
+        return 2
+    return 0
+
+
+def _choose(console: Console, args: argparse.Namespace, shape: Shape) -> list[str] | None:
+    """The rungs to profile, in ladder order; None after a message where that makes no sense."""
+    named = [name for name in dict.fromkeys(args.rung) if name != "all"]
+    for name in named:
+        reason = refusal(name, shape)
+        if reason is not None:
+            console.line(f"{reason}.", "bad")
+            return None
+    if "cuda" not in fastattn.show_config("dict")["backends"]:
+        console.line("This build of fastattn has no CUDA backend: there is nothing to run.", "bad")
+        return None
+    if not gpus():
+        console.line(
+            "No GPU is seen here, and a profile needs one. A record made on another machine is "
+            "shown with --from FILE.",
+            "bad",
+        )
+        return None
+    if "all" not in args.rung:
+        return [name for name in profiled() if name in named]
+    chosen = []
+    for name in (*SEVERAL_KERNELS, *profiled()):
+        reason = refusal(name, shape)
+        if reason is None:
+            chosen.append(name)
+        else:
+            console.line(f"Left out: {reason}.", "dim")
+    return chosen
+
+
+def _profile(
+    console: Console, args: argparse.Namespace, shape: Shape, rungs: Sequence[str], folder: Path
+) -> int:
+    ncu = _ncu.find()
+    meta_of = new_record()
+    meta = meta_of["meta"]
+    meta["ncu"] = _ncu.version(ncu)
+    meta["clock_control"] = "base" if args.lock_clocks else "none"
+    gpu = gpus()[0]
+    titles = {kernel.name: kernel.title for kernel in fastattn.kernels()}
+    console.line(f"fastattn {fastattn.__version__} profile, ncu {meta['ncu'] or '?'}", "bold")
+    rows = []
+    failed = refused = False
+    with console.progress(len(rungs)) as progress:
+        for name in rungs:
+            progress.step(f"{name}: ncu replays one launch, once for each group of counters")
+            try:
+                launch = _ncu.profile(ncu, name, shape, folder, args.lock_clocks)
+            except _ncu.SeveralKernelsError as reason:
+                refused |= name in args.rung
+                console.line(f"Left out: {reason}.", "bad" if name in args.rung else "dim")
+            except _ncu.RungError as error:
+                failed = True
+                console.line(f"{name}: FAILED: {error}", "bad")
+            else:
+                row = make_row(name, titles[name], shape, launch.function, launch.metrics, gpu)
+                rows.append(row)
+                console.line(f"{name}: {folder / f'{name}.ncu-rep'}")
+            progress.advance()
+    if not rows:
+        console.line("Nothing was profiled.", "bad")
+        return 1 if failed else 2
+    clocks = [row["sm_clock_mhz"] for row in rows if row["sm_clock_mhz"] is not None]
+    meta["sm_clock_mhz"] = round(statistics.median(clocks)) if clocks else None
+    console.line()
+    try:
+        _deliver(console, args, {"meta": meta, "rows": rows})
+    except (OSError, ValueError) as error:
+        console.line(str(error), "bad")
+        return 1
+    return 2 if refused else int(failed)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    console = Console()
+    if not args.rung and args.record is None:
+        parser.error("what to profile? all, or kernels by name; --from FILE shows a record")
+    if args.rung and args.record is not None:
+        parser.error("--from shows what is in the record: name no kernel beside it")
+    problem = _outputs_problem(args)
+    if problem is not None:
+        console.line(problem, "bad")
+        return 2
+    if args.record is not None:
+        return _show(console, args)
+
+    shape = Shape(args.batch_size, args.num_heads, args.seq_len, args.head_dim)
+    rungs = _choose(console, args, shape)
+    if rungs is None:
+        return 2
+    if not rungs:
+        console.line("No kernel of this build can be profiled with this shape.", "bad")
+        return 2
+    in_tree = _machine.source_root() is not None
+    folder = args.out or Path("build/profile" if in_tree else "fastattn-profile")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return _profile(console, args, shape, rungs, folder)
+    except (OSError, _ncu.NcuError) as error:
+        console.line(str(error), "bad")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

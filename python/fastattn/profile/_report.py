@@ -1,0 +1,196 @@
+"""The table of a profile: a column a rung, for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastattn._console import Column, Console
+
+BEGIN = "<!-- profile:begin -->"
+END = "<!-- profile:end -->"
+
+Row = dict[str, Any]
+Record = dict[str, Any]
+
+_MISSING = "-"
+_TOP_STALLS = 3
+
+
+def _field(key: str, form: str, factor: float = 1) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row[key]
+        return _MISSING if value is None else format(value * factor, form)
+
+    return cell
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _plain(key: str, factor: float = 1) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = row[key]
+        return _MISSING if value is None else _three_digits(value * factor)
+
+    return cell
+
+
+def _per(key: str, unit: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        if row[key] is None or not row[unit]:
+            return _MISSING
+        return f"{row[key] / row[unit]:.2f}"
+
+    return cell
+
+
+def _limited_by(row: Row) -> str:
+    limits = list(row["limited_by"])
+    blocks, multiprocessors = row["blocks"], row["multiprocessors"]
+    # A grid that leaves SMs without work limits more than what each SM could hold.
+    if blocks is not None and blocks < multiprocessors:
+        limits.append(f"grid {blocks} < {multiprocessors} SMs")
+    return ", ".join(limits) or _MISSING
+
+
+def _stall(place: int) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        stalls: dict[str, float] = row["stalls"]
+        waits = [reason for reason in stalls if reason != "selected"]
+        if place >= len(waits) or not stalls[waits[place]]:
+            return _MISSING
+        share = stalls[waits[place]] / sum(stalls.values())
+        return f"{waits[place]} {100 * share:.0f}%"
+
+    return cell
+
+
+_LINES: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("duration, ms", _plain("us", 1e-3)),
+    ("TFLOP/s (4BHMND / duration)", _plain("tflops")),
+    ("of fp32 peak", _field("peak_share", ".1%")),
+    ("executed fp32 TFLOP/s", _plain("executed_tflops")),
+    ("executed, of fp32 peak", _field("executed_peak_share", ".1%")),
+    ("intensity, FLOP/byte", _plain("intensity")),
+    ("DRAM, GB/s", _plain("dram_gbs")),
+    ("occupancy, achieved", _field("occupancy", ".1f")),
+    ("occupancy, theoretical", _field("occupancy_theoretical", ".1f")),
+    ("blocks", _field("blocks", ",d")),
+    ("blocks per SM", _field("blocks_per_sm", "d")),
+    ("limited by", _limited_by),
+    ("registers per thread", _field("registers", "d")),
+    ("shared memory, dynamic, bytes", _field("shared_dynamic_bytes", ",d")),
+    ("shared memory, static, bytes", _field("shared_static_bytes", ",d")),
+    ("shared memory, driver's, bytes", _field("shared_driver_bytes", ",d")),
+    ("shared loads, bank conflicts", _field("load_bank_conflicts", ",d")),
+    ("shared stores, bank conflicts", _field("store_bank_conflicts", ",d")),
+    ("wavefronts per shared load", _per("load_wavefronts", "shared_loads")),
+    ("wavefronts per shared store", _per("store_wavefronts", "shared_stores")),
+    ("shared memory pipe busy", _field("shared_pipe_busy", ".1f")),
+    ("issue slots used", _field("issue_active", ".1f")),
+    *((f"stall {place + 1}", _stall(place)) for place in range(_TOP_STALLS)),
+    ("SM clock, MHz", _field("sm_clock_mhz", ",.0f")),
+)
+# These are counters in percent already.
+_PERCENT = {
+    *("occupancy, achieved", "occupancy, theoretical"),
+    *("shared memory pipe busy", "issue slots used"),
+}
+
+
+def _cells(rows: Sequence[Row]) -> list[list[str]]:
+    table = []
+    for label, cell in _LINES:
+        cells = [cell(row) for row in rows]
+        if label in _PERCENT:
+            cells = [c if c == _MISSING else f"{c}%" for c in cells]
+        table.append([label, *cells])
+    return table
+
+
+def caption(record: Record) -> str:
+    """What was profiled, with what, on what: one line of text."""
+    meta, row = record["meta"], record["rows"][0]
+    with_what = [f"driver {meta['driver']}", f"CUDA {meta['cuda']}", f"ncu {meta['ncu']}"]
+    clocks = "locked to base" if meta["clock_control"] == "base" else "not locked"
+    return (
+        f"{meta['gpu']} ({', '.join(with_what)}; clocks {clocks}), {meta['date'][:10]}: "
+        f"B={row['batch']}, H={row['heads_q']}, M=N={row['len_q']}, D={row['head_dim']}, "
+        f"{row['dtype']}, not causal. One warm launch of each, measured by Nsight Compute."
+    )
+
+
+def print_table(console: Console, record: Record) -> None:
+    """Writes the table to a console."""
+    rows = record["rows"]
+    cells = _cells(rows)
+    titles = ["", *(row["impl"] for row in rows)]
+    widths = [max(len(line[i]) for line in (titles, *cells)) for i in range(len(titles))]
+    columns = [
+        Column(title, width, "<" if i == 0 else ">")
+        for i, (title, width) in enumerate(zip(titles, widths, strict=True))
+    ]
+    console.line(caption(record))
+    console.line()
+    console.header(columns)
+    for line in cells:
+        console.row(columns, line)
+
+
+def render_markdown(record: Record, docs: Path | None = None) -> str:
+    """The table as Markdown, below a line on what it was measured on.
+
+    Parameters
+    ----------
+    record
+        Of ``python -m fastattn.profile --json``: {"meta": ..., "rows": [...]}.
+    docs
+        Folder of the file that shows the table; a rung whose page ``ladder/NAME.md`` is there is
+        linked to it.
+
+    Raises
+    ------
+    ValueError
+        The record has no rows.
+    """
+    if not record["rows"]:
+        raise ValueError("the record has no rows")
+    names = [
+        f"[{row['impl']}](ladder/{row['impl']}.md)"
+        if docs is not None and (docs / "ladder" / f"{row['impl']}.md").is_file()
+        else row["impl"]
+        for row in record["rows"]
+    ]
+    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]
+    lines += ["| " + " | ".join(line) + " |" for line in _cells(record["rows"])]
+    return "\n".join([caption(record), "", *lines])
+
+
+def write_markdown(path: Path | str, record: Record) -> bool:
+    """Puts the table between the markers ``<!-- profile:begin -->`` and ``<!-- profile:end -->``.
+
+    Returns
+    -------
+    Whether the file changed.
+
+    Raises
+    ------
+    OSError
+        The file can't be read or written.
+    ValueError
+        The markers are missing or out of order, or the record has no rows.
+    """
+    path = Path(path)
+    text = path.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path}: no lines {BEGIN} and {END}")
+    updated = f"{before}{BEGIN}\n{render_markdown(record, path.parent)}\n{END}{after}"
+    if updated == text:
+        return False
+    path.write_text(updated)
+    return True

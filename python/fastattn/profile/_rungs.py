@@ -1,0 +1,78 @@
+"""Which kernels have a profile, and why the others have none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import fastattn
+from fastattn import KernelInfo
+
+# One duration, occupancy and point on the roofline describe one CUDA kernel. What launches several
+# in a call is known here, so that it is refused before anything runs; a rung that is missing here
+# is found out all the same, by ncu (see _ncu.profile).
+SEVERAL_KERNELS = {"v0": "scores, softmax and output"}
+
+_REFERENCES = ("baseline", "sdpa")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the profiled call: B, H, M = N, D; float32, not causal, Hq = Hkv, D = Dv."""
+
+    batch: int = 4
+    heads: int = 12
+    length: int = 2048
+    head_dim: int = 64
+
+    @property
+    def flop(self) -> int:
+        """What attention of this shape needs: 4 B H M N D, as everywhere in the project."""
+        return 4 * self.batch * self.heads * self.length * self.length * self.head_dim
+
+
+def refusal(name: str, shape: Shape) -> str | None:
+    """Why ``name`` has no profile of this shape, in one sentence; None where it has one."""
+    if name in _REFERENCES or name.startswith("torch_"):
+        return (
+            f"{name} is PyTorch's code, which launches kernels of its own choice: only the "
+            "ladder's kernels are profiled"
+        )
+    if name in SEVERAL_KERNELS:
+        return (
+            f"{name} launches several CUDA kernels in one call ({SEVERAL_KERNELS[name]}), so it "
+            "has no one occupancy, register count or point on the roofline"
+        )
+    known = {kernel.name: kernel for kernel in fastattn.kernels()}
+    kernel = known.get(name)
+    if kernel is None:
+        if "cuda" not in fastattn.show_config("dict")["backends"]:
+            return f"{name}: this build of fastattn has no CUDA backend, so there is nothing to run"
+        return f"unknown kernel {name!r}; known: all, {', '.join(profiled())}"
+    if kernel.backend != "cuda":
+        return f"{name} runs on the CPU, and ncu sees GPUs only"
+    return _shape_refusal(kernel, shape)
+
+
+def _shape_refusal(kernel: KernelInfo, shape: Shape) -> str | None:
+    if "float32" not in kernel.dtypes:
+        return f"{kernel.name} takes no float32, and the table and the roofline are float32's"
+    if not kernel.head_dim_min <= shape.head_dim <= kernel.head_dim_max:
+        takes = (
+            f"{kernel.head_dim_min}"
+            if kernel.head_dim_min == kernel.head_dim_max
+            else f"{kernel.head_dim_min} to {kernel.head_dim_max}"
+        )
+        text = f"{kernel.name} takes head dim {takes}, not {shape.head_dim}"
+        if kernel.redirect:
+            text += f"; it would hand the call to {kernel.redirect}: profile {kernel.redirect}"
+        return text
+    return None
+
+
+def profiled() -> list[str]:
+    """The kernels that ``all`` stands for, in ladder order."""
+    return [
+        kernel.name
+        for kernel in fastattn.kernels()
+        if kernel.backend == "cuda" and kernel.name not in SEVERAL_KERNELS
+    ]
