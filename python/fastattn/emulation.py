@@ -57,6 +57,8 @@ class Counts:
         ``__syncthreads``, a block each.
     warp_barriers, shuffles : int
         ``__syncwarp`` and ``__shfl_*_sync``, a warp each.
+    votes : int
+        ``__ballot_sync`` and its like, a warp each.
     atomics : int
         Atomic operations, a thread each.
     """
@@ -77,6 +79,7 @@ class Counts:
     barriers: int
     warp_barriers: int
     shuffles: int
+    votes: int
     atomics: int
 
 

@@ -40,6 +40,7 @@ _TITLES = {
     "barriers": "__syncthreads",
     "warp_barriers": "__syncwarp",
     "shuffles": "warp shuffles",
+    "votes": "warp votes",
     "atomics": "atomics",
 }
 _SECTOR = 32  # bytes
@@ -284,7 +285,7 @@ class _Sources:
         return lines[number - 1].strip() if 0 < number <= len(lines) else ""
 
     def _read(self, file: str) -> list[str]:
-        places = [Path(file)]
+        places = [Path(file)] if Path(file).is_absolute() else []
         if self._root is not None:
             places += [self._root / file, self._root / "src/cuda/kernels" / Path(file).name]
         for place in places:
