@@ -1,0 +1,355 @@
+"""The rungs of the ladder on the CPU: right, clean of findings, and counted as the formulas say.
+
+The checked build takes about a microsecond for each access, so the problems are small: lengths on
+both sides of each tile, and head dims that leave lanes idle.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fastattn
+import helpers
+from fastattn import emulation, testing
+from fastattn.explain import RUNGS, Shape
+from fastattn.explain._formulas import acting
+from helpers import Case
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(fastattn._core, "emulate"), reason="this build has no emulation of the rungs"
+)
+
+KERNELS = Path(__file__).parent.parent / "src" / "cuda" / "kernels"
+NUMPY = helpers.NumPy()
+
+
+def case(m: int, n: int, d: int = 64, *, b: int = 1, h: int = 1, kv: int | None = None) -> Case:
+    return Case(b, h, h if kv is None else kv, m, n, d, d)
+
+
+# The textbook shape of whole tiles first: there every formula holds.
+SQUARE = [case(64, 64), case(1, 1, 40), case(17, 17, 24), case(33, 33, 8, h=3), case(65, 65, 24)]
+OTHER = [case(17, 63, 24), case(63, 17, 40), case(64, 65, 24), case(65, 64, 24), case(1, 100, 33)]
+OTHER += [case(100, 1, 128), case(40, 24, 1), case(24, 40, 32, b=2, h=2), case(9, 9, h=4, kv=2)]
+# V3 and V4 take a head dim of 64 alone.
+WIDE = [case(64, 64), case(1, 1), case(17, 63), case(63, 17), case(64, 65), case(65, 64)]
+WIDE += [case(1, 100), case(100, 1), case(9, 9, b=2, h=4, kv=2)]
+CASES = {"v0": SQUARE, "v1": SQUARE + OTHER, "v2": SQUARE + OTHER, "v3": WIDE, "v4": WIDE}
+
+PROBLEMS = [
+    pytest.param(kernel, problem, id=f"{kernel}-{problem}")
+    for kernel, problems in CASES.items()
+    for problem in problems
+]
+
+
+@functools.cache
+def checked(kernel: str, problem: Case, seed: int = 0) -> emulation.Report:
+    return emulation.run(*helpers.inputs(problem), kernel=kernel, seed=seed)
+
+
+def shape_of(problem: Case) -> Shape:
+    return Shape(problem.batch, problem.heads_q, problem.len_q, problem.len_kv, problem.head_dim)
+
+
+@pytest.mark.parametrize(("kernel", "problem"), PROBLEMS)
+def test_right_and_clean(kernel: str, problem: Case) -> None:
+    report = checked(kernel, problem)
+    assert report.findings == ()
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+
+
+@pytest.mark.parametrize(("kernel", "problem"), PROBLEMS)
+def test_counts_are_as_the_formulas_say(kernel: str, problem: Case) -> None:
+    shape = shape_of(problem)
+    rung = acting(kernel, shape)
+    found = dataclasses.asdict(checked(kernel, problem).counts)
+    predicted = {name: rung.value(name, shape) for name in found}
+    held = {name: value for name, value in predicted.items() if value is not None}
+    assert {name: found[name] for name in held} == held
+    # Only sectors follow no formula, and only of ragged rows.
+    assert all("sectors" in name for name in predicted.keys() - held.keys())
+    if problem == case(64, 64):
+        assert predicted.keys() == held.keys()
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+def test_every_order_of_the_threads_gives_the_same(kernel: str) -> None:
+    problem = case(33, 33, 64 if kernel in ("v3", "v4") else 8)
+    first = checked(kernel, problem)
+    for seed in (1, 2, 2**64 - 1):
+        other = checked(kernel, problem, seed)
+        assert other.findings == ()
+        np.testing.assert_array_equal(other.out, first.out)
+        np.testing.assert_array_equal(other.lse, first.lse)
+        assert other.counts == first.counts
+        assert other.lines == first.lines
+
+
+# ---- what the counts teach -----------------------------------------------------------------------
+
+
+def line_of(kernel_file: str, text: str) -> int:
+    lines = (KERNELS / kernel_file).read_text().splitlines()
+    (number,) = (i for i, line in enumerate(lines, 1) if text in line)
+    return number
+
+
+def shared_reads(kernel: str, file: str, text: str) -> emulation.LineCounts:
+    (found,) = (
+        x
+        for x in checked(kernel, case(64, 64)).lines
+        if Path(x.file).name == file
+        and x.line == line_of(file, text)
+        and (x.space, x.access) == ("shared", "read")
+    )
+    return found
+
+
+def test_padding_removes_the_conflicts_of_a_column_of_k() -> None:
+    v3 = shared_reads("v3", "v3_warp_local.cu", "const float k = s.kv[")
+    v4 = shared_reads("v4", "v4_vectorized.cu", "const float k = s.kv[")
+    assert v3.requests == v4.requests == 2 * 8 * 64  # tiles of keys, warps, head dim
+    assert v3.conflicts == 31 * v3.requests
+    assert v4.conflicts == 0
+    assert v4.transactions == v4.requests
+    # And nothing else of V3's reads is in conflict.
+    assert checked("v3", case(64, 64)).counts.shared_read_conflicts == v3.conflicts
+    assert checked("v4", case(64, 64)).counts.shared_read_conflicts == 0
+
+
+def test_wide_copies_take_a_quarter_of_the_requests_and_move_as_much() -> None:
+    v3, v4 = (checked(kernel, case(64, 64)).counts for kernel in ("v3", "v4"))
+    assert v3.global_read_requests == 4 * v4.global_read_requests
+    assert v3.global_read_bytes == v4.global_read_bytes
+    assert v3.global_read_sectors == v4.global_read_sectors
+
+
+def test_what_each_rung_moves() -> None:
+    moved = {}
+    for kernel in RUNGS:
+        counts = checked(kernel, case(64, 64)).counts
+        moved[kernel] = counts.global_read_bytes + counts.global_write_bytes
+    tensor = 64 * 64 * 4
+    assert moved["v2"] == moved["v3"] == moved["v4"] == 4 * tensor + 4 * 64
+    # For each of two key tiles: Q and O in, O out, m and l both ways. Then K and V, the zeros at
+    # the start, and m, l and lse at the end.
+    vector = 4 * 64
+    assert moved["v1"] == 2 * (3 * tensor + 4 * vector) + 2 * tensor + (tensor + 2 * vector) + (
+        3 * vector
+    )
+    assert moved["v0"] > 20 * moved["v1"]
+
+
+def test_registers_spare_shared_memory() -> None:
+    v2, v3 = (checked(kernel, case(64, 64)).counts for kernel in ("v2", "v3"))
+    assert v3.shared_read_transactions < v2.shared_read_transactions / 5
+    assert v3.shared_write_requests < v2.shared_write_requests / 3
+
+
+def test_launches_are_those_of_the_gpu() -> None:
+    problem = case(65, 64, b=1)
+    (launch,) = checked("v3", problem).launches
+    assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (2, 256, 32768)
+    (launch,) = checked("v4", problem).launches
+    assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (2, 256, 32896)
+    (launch,) = checked("v2", case(64, 64)).launches
+    assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (1, 128, 58368)
+    (launch,) = checked("v1", case(64, 64)).launches
+    assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (1, 128, 37376)
+    assert len(checked("v0", case(64, 64)).launches) == 3
+
+
+def test_lines_add_up_to_the_counts() -> None:
+    report = checked("v4", case(64, 64))
+    for space in ("global", "shared"):
+        for access in ("read", "write"):
+            lines = [x for x in report.lines if (x.space, x.access) == (space, access)]
+            assert lines, (space, access)
+            counts = dataclasses.asdict(report.counts)
+            assert sum(x.requests for x in lines) == counts[f"{space}_{access}_requests"]
+            moved = "sectors" if space == "global" else "transactions"
+            assert sum(x.transactions for x in lines) == counts[f"{space}_{access}_{moved}"]
+            if space == "shared":
+                assert sum(x.conflicts for x in lines) == counts[f"shared_{access}_conflicts"]
+            else:
+                assert sum(x.bytes for x in lines) == counts[f"global_{access}_bytes"]
+
+
+# ---- layouts and arguments -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", helpers.INPUT_LAYOUTS)
+def test_layouts_in_the_checked_build(layout: str) -> None:
+    """V4, which copies by 16 bytes where it can, and nothing past the last element of a row."""
+    problem = case(9, 9)
+    q, k, v = (helpers.INPUT_LAYOUTS[layout](NUMPY, x, "float32") for x in helpers.inputs(problem))
+    report = emulation.run(q, k, v, kernel="v4")
+    assert report.findings == ()
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+    moved = report.counts.global_read_requests
+    whole = checked("v4", problem).counts.global_read_requests
+    if layout in ("row_stride_plus_1", "row_stride_plus_2", "offset_1", "offset_2"):
+        assert moved == 2 * 3 * 9  # the fallback: two requests of 4 bytes a lane for each row
+    else:
+        assert moved == whole == 3 * 5 or layout == "part_of_batch"
+
+
+def test_sectors_do_not_depend_on_where_numpy_puts_an_array() -> None:
+    problem = case(9, 9)
+    arrays = helpers.inputs(problem)
+    counts = set()
+    for shift in (0, 16, 32, 48):
+        moved = []
+        for x in arrays:
+            memory = np.empty(x.nbytes + 128, np.uint8)
+            start = (shift - memory.ctypes.data) % 64
+            view = memory[start : start + x.nbytes]
+            # An array of its own, as far as NumPy knows.
+            own = np.frombuffer(memoryview(view), np.float32).reshape(x.shape)
+            moved.append(own)
+            own_memory = view.view(np.float32).reshape(x.shape)
+            own_memory[...] = x
+        counts.add(emulation.run(*moved, kernel="v4").counts.global_read_sectors)
+    assert counts == {3 * 9 * 8}
+
+
+def test_the_inputs_are_not_written() -> None:
+    q, k, v = helpers.inputs(case(9, 9))  # read-only
+    before = [x.copy() for x in (q, k, v)]
+    emulation.run(q, k, v, kernel="v3")
+    for x, y in zip((q, k, v), before, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_scale() -> None:
+    q, k, v = helpers.inputs(case(5, 7))
+    for scale in (0, 0.5, np.float32(-1)):
+        report = emulation.run(q, k, v, kernel="v3", scale=scale)
+        helpers.expect(q, k, v, scale=float(scale)).check(report.out, report.lse)
+
+
+def test_infinite_scores() -> None:
+    """A row without weight gives 0 and -inf, also here."""
+    q, k, v = (x.copy() for x in helpers.inputs(case(5, 5)))
+    q[..., 0] = 1
+    k[..., 0] = -np.inf
+    report = emulation.run(q, k, v, kernel="v4")
+    assert report.findings == ()
+    assert not report.out.any()
+    assert (report.lse == -np.inf).all()
+
+
+def test_wrong_arguments() -> None:
+    q, k, v = helpers.inputs(case(5, 5))
+    run = functools.partial(emulation.run, kernel="v3")
+    with pytest.raises(NotImplementedError, match=r"float16.*float32"):
+        run(q.astype(np.float16), k.astype(np.float16), v.astype(np.float16))
+    with pytest.raises(TypeError, match="float64"):
+        run(q, k.astype(np.float64), v)
+    with pytest.raises(ValueError, match="4 dimensions"):
+        run(q[0], k[0], v[0])
+    with pytest.raises(ValueError, match="does not match"):
+        run(q, k, v[:, :, :3])
+    with pytest.raises(ValueError, match=r"v9|'v9'"):
+        run(q, k, v, kernel="v9")
+    with pytest.raises(NotImplementedError, match=r"v0.*M|v0.*length"):
+        run(q, k[:, :, :3], v[:, :, :3], kernel="v0")
+    with pytest.raises(TypeError, match="scale"):
+        run(q, k, v, scale="1")
+    with pytest.raises(ValueError, match="scale"):
+        run(q, k, v, scale=float("nan"))
+    with pytest.raises(TypeError, match="seed"):
+        run(q, k, v, seed=1.5)
+    with pytest.raises(ValueError, match="seed"):
+        run(q, k, v, seed=-1)
+    with pytest.raises(TypeError, match="kernel"):
+        run(q, k, v, kernel=3)
+    assert run(q, k, v).findings == ()  # the next valid call works
+
+
+# ---- forward -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "problem"), PROBLEMS)
+def test_forward_of_numpy_arrays(kernel: str, problem: Case) -> None:
+    """The fast build, and what it must not write beside the output."""
+    q, k, v = helpers.inputs(problem)
+    margin = 64
+    size = q[..., 0].size * v.shape[3]
+    buffer = np.full(size + 2 * margin, np.nan, np.float32)
+    view = buffer[margin : margin + size].reshape(*q.shape[:3], v.shape[3])
+    out, lse = fastattn.forward(q, k, v, kernel=kernel, out=view, return_lse=True)
+    assert out is view
+    assert np.isnan(buffer[:margin]).all()
+    assert np.isnan(buffer[margin + size :]).all()
+    helpers.expected(problem, "cpu").check(out, lse)
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+@pytest.mark.parametrize("layout", helpers.LAYOUTS)
+def test_forward_takes_every_layout(kernel: str, layout: str) -> None:
+    problem = case(33, 33, h=2)
+    q, k, v, out = (
+        helpers.LAYOUTS[layout](NUMPY, x, "float32")
+        for x in (*helpers.inputs(problem), np.full((1, 2, 33, 64), np.nan, np.float32))
+    )
+    fastattn.forward(q, k, v, kernel=kernel, out=out)
+    helpers.expected(problem, "cpu").check(out)
+
+
+def test_forward_of_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    problem = case(17, 63, h=2)
+    q, k, v = (torch.from_numpy(x.copy()) for x in helpers.inputs(problem))
+    out, lse = fastattn.forward(q, k, v, kernel="v3", return_lse=True)
+    assert isinstance(out, torch.Tensor)
+    helpers.expected(problem, "cpu").check(out, lse)
+    report = emulation.run(q, k, v, kernel="v3")
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+
+
+def test_auto_never_takes_a_rung_for_host_arrays() -> None:
+    q, k, v = helpers.inputs(case(65, 65))
+    auto, cpu = (fastattn.forward(q, k, v, kernel=name) for name in ("auto", "cpu"))
+    np.testing.assert_array_equal(auto, cpu)
+    # Large enough that the emulation would take minutes.
+    large = np.zeros((1, 8, 2048, 64), np.float32)
+    assert fastattn.forward(large, large, large).shape == large.shape
+
+
+@pytest.mark.parametrize("kernel", RUNGS)
+def test_forward_says_what_a_rung_takes(kernel: str) -> None:
+    q, k, v = helpers.inputs(case(5, 5))
+    half: list[Any] = [x.astype(np.float16) for x in (q, k, v)]
+    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take dtype=?.*float16"):
+        fastattn.forward(*half, kernel=kernel)
+    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take causal=True"):
+        fastattn.forward(q, k, v, kernel=kernel, causal=True)
+    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take window"):
+        fastattn.forward(q, k, v, kernel=kernel, window=(1, 1))
+    with pytest.raises(ValueError, match="stream"):
+        fastattn.forward(q, k, v, kernel=kernel, stream=0)
+
+
+def test_empty() -> None:
+    """No keys, no queries, no batch: nothing to launch, and still an answer."""
+    for kernel in ("v3", "cpu"):
+        q, k = np.ones((1, 2, 3, 64), np.float32), np.ones((1, 2, 0, 64), np.float32)
+        out, lse = fastattn.forward(q, k, k, kernel=kernel, return_lse=True)
+        assert not out.any()
+        assert (lse == -np.inf).all()
+        assert fastattn.forward(k, q, q, kernel=kernel).shape == k.shape
+
+
+def test_results_hold_against_the_oracle_of_testing() -> None:
+    """The error that the command prints."""
+    q, k, v = helpers.inputs(case(64, 64))
+    report = checked("v3", case(64, 64))
+    assert testing.error(report.out, testing.reference(q, k, v)[0]) < 1e-6
