@@ -267,7 +267,7 @@ def _float32(x: Any, name: str) -> Array:
     dtype = testing.dtype_name(x)
     if dtype in ("float16", "bfloat16"):
         raise NotImplementedError(f"{name}: got dtype {dtype}; the rungs take float32")
-    host = testing.to_numpy(x)
+    host: Array = testing.to_numpy(x)
     if host.dtype != np.float32:
         raise TypeError(f"{name}: got dtype {dtype}, takes float32")
     if host.ndim and host.shape[-1] > 1 and host.strides[-1] != host.itemsize:

@@ -17,7 +17,7 @@ import numpy as np
 
 import fastattn
 from fastattn import emulation, testing
-from fastattn._console import Column, Console, run_command
+from fastattn._console import Column, Console, Style, run_command
 from fastattn.benchmark import source_root
 from fastattn.benchmark._record import prepare_record
 from fastattn.explain._formulas import FLOP, RUNGS, Rung, Shape, acting
@@ -233,7 +233,7 @@ def _explain(console: Console, explained: _Explained) -> None:
             cells = ["-", "", f"{text}, where {formula.where}"]
         else:
             cells = [f"{predicted:,}", "agree" if predicted == n else "DIFFER", text]
-        style = "bad" if name in e.wrong else "dim" if n == 0 else "plain"
+        style: Style = "bad" if name in e.wrong else "dim" if n == 0 else "plain"
         console.row(columns, [_TITLES[name], f"{n:,}", *cells], style)
     console.line()
     ratios = (Column("", 45, "<"), Column("", 18))

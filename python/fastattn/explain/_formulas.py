@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 # Multiplications and additions of both products, as attention is counted everywhere.
 FLOP = "4*B*H*M*N*D"
@@ -47,10 +48,10 @@ class Shape:
 
 def evaluate(text: str, symbols: dict[str, int]) -> Fraction:
     """The value of an expression of this file; divisions are exact."""
-    names = {name: Fraction(value) for name, value in symbols.items()}
-    functions = {"ceil": math.ceil, "gcd": lambda a, b: math.gcd(int(a), int(b))}
+    names: dict[str, Any] = {name: Fraction(value) for name, value in symbols.items()}
+    names |= {"ceil": math.ceil, "gcd": lambda a, b: math.gcd(int(a), int(b))}
     # The texts are constants of this file, never a user's.
-    return Fraction(eval(text, {"__builtins__": {}}, names | functions))
+    return Fraction(eval(text, {"__builtins__": {}}, names))
 
 
 @dataclass(frozen=True)
