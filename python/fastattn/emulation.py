@@ -323,6 +323,6 @@ def _placed(x: Array) -> Array:
     behind = sum(step for step in steps if step > 0) + x.itemsize
     start = x.ctypes.data - before
     memory = _aligned_bytes(before + behind, start - owner.ctypes.data)
-    placed = np.ndarray(x.shape, x.dtype, memory, before, x.strides)
+    placed: Array = np.ndarray(x.shape, x.dtype, memory, before, x.strides)
     placed[...] = x
     return placed
