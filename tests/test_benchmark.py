@@ -570,9 +570,13 @@ def test_write_readme_needs_the_markers(tmp_path: Path) -> None:
 
 
 def gpu_records() -> list[tuple[Path, dict[str, Any]]]:
-    """Committed GPU records, the newest last."""
+    """Committed GPU records of the benchmark, the newest last; profiles stand in the same folder."""
     found = [(path, benchmark.load_record(path)) for path in RESULTS.glob("*.json")]
-    gpu = [(path, record) for path, record in found if record["meta"]["gpu"]]
+    gpu = [
+        (path, record)
+        for path, record in found
+        if record["meta"]["gpu"] and any(row["suite"] == "ladder" for row in record["rows"])
+    ]
     return sorted(gpu, key=lambda item: str(item[1]["meta"]["date"]))
 
 

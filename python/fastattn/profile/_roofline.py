@@ -190,11 +190,14 @@ def _draw_axes(axes: Any, chart: _Chart) -> None:
             color=f"{0.15 + 0.1 * (i % 4):.2f}",
             ls="none",
         )
+        # A label is about a decade wide, and must end inside.
+        leftward = point.intensity > high / 15
         axes.annotate(
             f"{point.name}  {point.tflops:.3g} TFLOP/s, {point.tflops / peak:.1%}",
             (point.intensity, 10**height),
-            xytext=(9, -3),
+            xytext=(-9 if leftward else 9, -3),
             textcoords="offset points",
+            ha="right" if leftward else "left",
             fontsize=9,
             # On top of a line, a label must stay legible.
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
