@@ -570,7 +570,7 @@ def test_write_readme_needs_the_markers(tmp_path: Path) -> None:
 
 
 def gpu_records() -> list[tuple[Path, dict[str, Any]]]:
-    """Committed GPU records of the benchmark, the newest last; profiles stand in the same folder."""
+    """Committed GPU records of the benchmark, the newest last; the folder holds others too."""
     found = [(path, benchmark.load_record(path)) for path in RESULTS.glob("*.json")]
     gpu = [
         (path, record)

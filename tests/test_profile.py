@@ -594,6 +594,17 @@ def test_a_record_is_shown_without_gpu_and_ncu(
     assert page.read_text() == text
 
 
+def test_a_long_cell_is_wrapped_and_the_ladder_fits_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(tmp_path, make_record("v1", "v2", "v3", "v4")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    at = next(i for i, line in enumerate(lines) if line.startswith("limited by"))
+    assert lines[at].split() == ["limited", "by", *["registers,"] * 4]
+    assert lines[at + 1].split() == ["shared", "memory"] * 4
+
+
 def test_markdown_links_the_pages_that_are_there(tmp_path: Path) -> None:
     (tmp_path / "ladder").mkdir()
     (tmp_path / "ladder" / "v4.md").touch()

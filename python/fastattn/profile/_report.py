@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ Record = dict[str, Any]
 
 _MISSING = "-"
 _TOP_STALLS = 3
+# Of the table on a console, in characters: all of it, and what a column needs at least.
+_WIDTH = 100
+_NARROWEST = 14
 
 
 def _field(key: str, form: str, factor: float = 1) -> Callable[[Row], str]:
@@ -124,20 +129,25 @@ def caption(record: Record) -> str:
 
 
 def print_table(console: Console, record: Record) -> None:
-    """Writes the table to a console."""
+    """Writes the table to a console, long cells in several lines."""
     rows = record["rows"]
     cells = _cells(rows)
-    titles = ["", *(row["impl"] for row in rows)]
-    widths = [max(len(line[i]) for line in (titles, *cells)) for i in range(len(titles))]
-    columns = [
-        Column(title, width, "<" if i == 0 else ">")
-        for i, (title, width) in enumerate(zip(titles, widths, strict=True))
-    ]
-    console.line(caption(record))
+    label_width = max(len(line[0]) for line in cells)
+    most = max(_NARROWEST, (_WIDTH - label_width) // len(rows) - 2)
+    wrapped = [[textwrap.wrap(cell, most) for cell in line] for line in cells]
+    for line, (label, *_) in zip(wrapped, cells, strict=True):
+        line[0] = [label]
+    columns = [Column("", label_width, "<")]
+    for i, row in enumerate(rows, 1):
+        widths = [len(part) for line in wrapped for part in line[i]]
+        columns.append(Column(row["impl"], max(len(row["impl"]), *widths)))
+    for part in textwrap.wrap(caption(record), _WIDTH):
+        console.line(part)
     console.line()
     console.header(columns)
-    for line in cells:
-        console.row(columns, line)
+    for line in wrapped:
+        for parts in itertools.zip_longest(*line, fillvalue=""):
+            console.row(columns, parts)
 
 
 def render_markdown(record: Record, docs: Path | None = None) -> str:
