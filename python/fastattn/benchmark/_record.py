@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def prepare_record(path: Path) -> None:
         path.unlink()
 
 
-def render_ladder(record: Record, docs: Path | None = None) -> str:
+def render_ladder(record: Record, docs: Path | None = None, start: Path | None = None) -> str:
     """The ladder of a GPU record as a Markdown table, with a line on what it was measured on.
 
     Parameters
@@ -68,6 +69,8 @@ def render_ladder(record: Record, docs: Path | None = None) -> str:
         A record with rows of the suite "ladder".
     docs
         Folder of the rungs' pages; a kernel is linked to its page where there is one.
+    start
+        Folder that the links start from; default: the one that holds ``docs/ladder``.
 
     Raises
     ------
@@ -93,7 +96,7 @@ def render_ladder(record: Record, docs: Path | None = None) -> str:
     ]
     for impl, measured in by_impl.items():
         last = measured.get(longest)
-        cells = [_name(impl, docs), next(iter(measured.values()))["title"]]
+        cells = [_name(impl, docs, start), next(iter(measured.values()))["title"]]
         cells += [_us(measured.get(n)) for n in lengths]
         if last is None:
             cells += ["-"] * 5
@@ -108,10 +111,11 @@ def render_ladder(record: Record, docs: Path | None = None) -> str:
     return "\n".join([_caption(meta, rows, longest), "", *lines])
 
 
-def _name(impl: str, docs: Path | None) -> str:
-    if docs is not None and (docs / f"{impl}.md").is_file():
-        return f"[{impl}]({docs.parent.name}/{docs.name}/{impl}.md)"
-    return impl
+def _name(impl: str, docs: Path | None, start: Path | None) -> str:
+    if docs is None or not (docs / f"{impl}.md").is_file():
+        return impl
+    page = Path(os.path.relpath(docs / f"{impl}.md", start or docs.parent.parent))
+    return f"[{impl}]({page.as_posix()})"
 
 
 def _us(row: dict[str, Any] | None) -> str:
@@ -140,8 +144,35 @@ def _caption(meta: dict[str, Any], rows: list[dict[str, Any]], longest: int) -> 
     return text + "."
 
 
+def put_ladder(text: str, record: Record, readme: Path) -> str:
+    """A page's text with the ladder's table between its two markers.
+
+    Parameters
+    ----------
+    text
+        Of the page.
+    record
+        A record with rows of the suite "ladder".
+    readme
+        Where the page lies: links go from there to the rungs' pages, which lie in its
+        ``docs/ladder`` or beside it.
+
+    Raises
+    ------
+    ValueError
+        The markers are missing or out of order.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme}: no lines {BEGIN} and {END}")
+    docs = readme.parent / "docs" / "ladder"
+    table = render_ladder(record, docs if docs.is_dir() else readme.parent, readme.parent)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
 def write_readme(readme: Path | str, record: Record) -> bool:
-    """Puts the ladder's table between the README's two markers.
+    """Puts the ladder's table between the two markers of a page.
 
     Returns
     -------
@@ -154,13 +185,7 @@ def write_readme(readme: Path | str, record: Record) -> bool:
     """
     readme = Path(readme)
     text = readme.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{readme}: no lines {BEGIN} and {END}")
-    docs = readme.parent / "docs" / "ladder"
-    table = render_ladder(record, docs)
-    updated = f"{before}{BEGIN}\n{table}\n{END}{after}"
+    updated = put_ladder(text, record, readme)
     if updated == text:
         return False
     readme.write_text(updated)

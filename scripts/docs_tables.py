@@ -1,0 +1,328 @@
+"""The tables and values of the ladder's pages, each computed from ``docs_facts``.
+
+``table("launch v3")`` calls ``launch`` with "v3"; ``value('us("v3")')`` evaluates an expression over
+the names in ``NAMES``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import docs_facts
+from docs_facts import (
+    FLOAT,
+    H200,
+    PRIMARY,
+    RTX4080,
+    WARP,
+    Gpu,
+    MissingRecord,
+    Rung,
+    benchmark_record,
+    benchmark_row,
+    profile_record,
+    profile_row,
+    published,
+    rung,
+    steps_record,
+)
+
+
+def markdown(head: list[str], rows: list[list[str]], align: str) -> str:
+    """A Markdown table; ``align`` has one of "<" and ">" a column."""
+    rule = "|" + "|".join("---:" if side == ">" else "---" for side in align) + "|"
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def number(value: float, digits: int = 3) -> str:
+    """To so many digits, in full: 1,536, 0.257, 58,900."""
+    if value == 0:
+        return "0"
+    exponent = len(f"{abs(value):.0f}") if abs(value) >= 1 else 0
+    if float(value).is_integer() and exponent <= 7:
+        return f"{value:,.0f}"
+    if exponent >= digits:
+        return f"{value:,.0f}"
+    return f"{value:.{digits - exponent}f}" if exponent else f"{value:.{digits}g}"
+
+
+def scaled(value: float, unit: str) -> str:
+    """With a decimal prefix: 51.5 GFLOP, 805 MB."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:g} {unit}"
+
+
+# --- what a launch is made of ---------------------------------------------------------------------
+
+
+def _launch_column(item: Rung, gpu: Gpu, registers: int | None) -> list[str]:
+    shared, threads = item.shared_bytes, item.threads
+    by_registers = gpu.blocks_by_registers(threads, registers) if registers else None
+    limits = {
+        "shared memory": gpu.blocks_by_shared(shared),
+        "warps": gpu.blocks_by_threads(threads),
+        "blocks": gpu.blocks,
+    }
+    if by_registers is not None:
+        limits["registers"] = by_registers
+    least = min(limits.values())
+    blocks = item.blocks(PRIMARY)
+    resident = min(least, -(-blocks // gpu.sms))
+    column = [
+        f"{limits['shared memory']}",
+        "-" if registers is None else f"{by_registers} ({registers} a thread)",
+        f"{limits['warps']}",
+        f"**{least}**, by {' and '.join(sorted(k for k, v in limits.items() if v == least))}",
+        f"{least * item.warps} of {gpu.warps}: {100 * least * item.warps / gpu.warps:.1f}%",
+    ]
+    if resident < least:
+        column[-1] += f"; the grid leaves {resident * item.warps}"
+    slots = gpu.sms * least
+    waves = blocks / slots
+    column.append(f"{waves:.2f}" if blocks >= slots else f"{blocks} of {slots} places taken")
+    return column
+
+
+def launch(name: str) -> str:
+    """What an SM of either GPU holds of a rung's grid at the primary shape."""
+    item = rung(name)
+    try:
+        measured: int | None = profile_row(name)["registers"]
+    except MissingRecord:
+        measured = None
+    registers = {H200: measured, RTX4080: published()["profile"][name]["registers"]}
+    labels = [
+        "blocks an SM, by shared memory",
+        "by registers",
+        "by warps",
+        "blocks an SM",
+        "warps an SM",
+        "waves of the grid",
+    ]
+    columns = [_launch_column(item, gpu, registers[gpu]) for gpu in (H200, RTX4080)]
+    rows = [[label, *cells] for label, *cells in zip(labels, *columns, strict=True)]
+    head = ["", *(f"{gpu.name}, {gpu.sms} SMs" for gpu in (H200, RTX4080))]
+    return markdown(head, rows, "<<<")
+
+
+def shared(name: str) -> str:
+    """The arrays of a block's shared memory."""
+    item = rung(name)
+    rows = [
+        [f"`{a.name}`", " × ".join(map(str, a.shape)), f"{a.bytes:,}"] for a in item.arrays
+    ]
+    rows.append(["total", f"{item.shared_bytes // FLOAT:,} floats", f"{item.shared_bytes:,}"])
+    return markdown(["array", "floats", "bytes"], rows, "<>>")
+
+
+# --- counts by formula ----------------------------------------------------------------------------
+
+_COUNTS = {
+    "global_read_bytes": "global bytes read",
+    "global_write_bytes": "global bytes written",
+    "global_read_sectors": "32-byte sectors read",
+    "global_write_sectors": "32-byte sectors written",
+    "shared_read_requests": "shared reads, requests of a warp",
+    "shared_read_transactions": "shared reads, turns of the banks",
+    "shared_read_conflicts": "of these, conflicts",
+    "shared_write_transactions": "shared writes, turns of the banks",
+    "shared_write_conflicts": "of these, conflicts",
+    "exponentials": "exponentials",
+    "barriers": "barriers, a block each",
+    "warp_barriers": "barriers of a warp",
+    "shuffles": "shuffles, a warp each",
+}
+
+
+def _formula_value(name: str, count: str) -> tuple[str, int | None]:
+    formulas = importlib.import_module("fastattn.explain._formulas")
+    item = formulas.RUNGS[name]
+    shape = formulas.Shape(
+        PRIMARY.batch, PRIMARY.heads, PRIMARY.length, PRIMARY.length, PRIMARY.head_dim
+    )
+    text = item.formulas[count].text if count in item.formulas else "0"
+    return text, item.value(count, shape)
+
+
+def counts(*names: str) -> str:
+    """What rungs do to memory at the primary shape, and the last one's formulas."""
+    rows = []
+    for count, label in _COUNTS.items():
+        values = [_formula_value(name, count) for name in names]
+        if all(value == 0 for _, value in values):
+            continue
+        cells = ["-" if value is None else f"{value:,}" for _, value in values]
+        rows.append([label, *cells, f"`{values[-1][0]}`"])
+    head = ["count", *(name.upper() for name in names), f"formula of {names[-1].upper()}"]
+    return markdown(head, rows, "<" + ">" * len(names) + "<")
+
+
+def count(name: str, field: str) -> int:
+    """One count of one rung at the primary shape, by its formula."""
+    value = _formula_value(name, field)[1]
+    if value is None:
+        raise ValueError(f"{name}: no formula of {field} holds at the primary shape")
+    return value
+
+
+# --- measured -------------------------------------------------------------------------------------
+
+
+def us(impl: str, length: int = PRIMARY.length) -> float:
+    """Microseconds of a kernel or of torch on the pages' GPU."""
+    return float(benchmark_row(impl, length)["us"])
+
+
+def tflops(impl: str) -> float:
+    """TFLOP/s at the primary shape."""
+    return PRIMARY.flop / us(impl) * 1e-6
+
+
+def old_us(impl: str) -> float:
+    """Microseconds published for an RTX 4080."""
+    return float(published()["us"][impl])
+
+
+def clock() -> float:
+    """The SM clock of the benchmark's run, in Hz."""
+    return float(benchmark_record()["meta"]["sm_clock_mhz"]) * 1e6
+
+
+def times() -> str:
+    """Every rung on both GPUs, as time and relative to the others."""
+    names = ["torch_naive", "torch_sdpa", *docs_facts.registry()]
+    known = published()["us"]
+    rows = []
+    for before, name in zip([None, *names], names, strict=False):
+        is_rung = name in docs_facts.registry()
+        old = known.get(name)
+        step = old_step = ratio = "-"
+        if is_rung and before in docs_facts.registry():
+            step = f"{us(before) / us(name):.2f}x"
+            if old and before in known:
+                old_step = f"{known[before] / old:.2f}x"
+        if old:
+            ratio = f"{old / us(name):.2f}x"
+        old_text = f"{old:,.0f}" if old else "-"
+        rows.append([name, f"{us(name):,.0f}", step, old_text, old_step, ratio])
+    head = ["", "H200, µs", "over the rung before", "RTX 4080, µs", "over the rung before"]
+    return markdown([*head, "H200 over RTX 4080"], rows, "<>>>>>")
+
+
+def _cycles(reasons: dict[str, float]) -> str:
+    waits = {name: cycles for name, cycles in reasons.items() if name != "selected"}
+    return ", ".join(f"{name} {cycles:.1f}" for name, cycles in list(waits.items())[:3])
+
+
+# What a row says; of the profile's record; of the published figures, where they have it.
+_COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], ...] = (
+    ("duration, ms", lambda r: number(r["us"] / 1000), lambda r: number(r["duration_ms"])),
+    ("TFLOP/s", lambda r: number(r["tflops"]), lambda r: number(r["tflops"])),
+    (
+        "of the float32 peak",
+        lambda r: f"{100 * r['peak_share']:.1f}%",
+        lambda r: f"{r['percent_of_peak']}%",
+    ),
+    ("FLOP per DRAM byte", lambda r: number(r["intensity"]), lambda r: number(r["intensity"])),
+    ("DRAM, GB/s", lambda r: number(r["dram_gbs"]), lambda r: number(r["dram_gb_s"])),
+    (
+        "warps an SM, of its slots",
+        lambda r: f"{r['occupancy']:.1f}%",
+        lambda r: f"{r['occupancy']:.1f}%",
+    ),
+    (
+        "in theory",
+        lambda r: f"{r['occupancy_theoretical']:.1f}%",
+        lambda r: f"{r['occupancy_limit']:.1f}%",
+    ),
+    ("blocks an SM", lambda r: str(r["blocks_per_sm"]), lambda r: str(r["blocks_per_sm"])),
+    ("limited by", lambda r: ", ".join(r["limited_by"]), lambda r: r["limited_by"]),
+    ("registers a thread", lambda r: str(r["registers"]), lambda r: str(r["registers"])),
+    (
+        "shared memory a block, bytes",
+        lambda r: f"{r['shared_dynamic_bytes']:,} + {r['shared_driver_bytes']:,}",
+        lambda r: f"{1000 * r['dynamic_shared_kb']:,.0f} + "
+        f"{1000 * (r['shared_kb'] - r['dynamic_shared_kb']):,.0f}",
+    ),
+    ("shared loads, of a warp", lambda r: scaled(r["shared_loads"], ""), None),
+    ("turns that they take", lambda r: scaled(r["load_wavefronts"], ""), None),
+    ("of these, bank conflicts", lambda r: scaled(r["load_bank_conflicts"], ""), None),
+    ("shared memory busy", lambda r: f"{r['shared_pipe_busy']:.1f}%", None),
+    ("a scheduler issues", lambda r: f"{r['issue_active']:.1f}% of cycles", None),
+    ("cycles an instruction waits", lambda r: _cycles(r["stalls"]), None),
+)
+
+
+def counters(*names: str) -> str:
+    """Rungs before and after by the profiler's counters, and what was published of them."""
+    measured = [profile_row(name) for name in names]
+    gpu = _short(profile_record()["meta"]["gpu"])
+    known = [published()["profile"].get(name) for name in names]
+
+    def cell(show: Callable[[Any], str] | None, row: dict[str, Any] | None) -> str:
+        if show is None or row is None:
+            return "-"
+        try:
+            return show(row).strip()
+        except TypeError:  # a counter that ncu did not give
+            return "-"
+
+    rows = [
+        [label, *(cell(show, row) for row in measured), *(cell(show_old, row) for row in known)]
+        for label, show, show_old in _COUNTERS
+    ]
+    head = ["", *(f"{name.upper()}, {gpu}" for name in names)]
+    head += [f"{name.upper()}, RTX 4080" for name in names]
+    return markdown(head, rows, "<" + ">" * (2 * len(names)))
+
+
+def _short(gpu: str) -> str:
+    return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+NAMES: dict[str, Any] = {
+    "FLOAT": FLOAT,
+    "WARP": WARP,
+    "PRIMARY": PRIMARY,
+    "H200": H200,
+    "RTX4080": RTX4080,
+    "rung": rung,
+    "us": us,
+    "tflops": tflops,
+    "old_us": old_us,
+    "clock": clock,
+    "count": count,
+    "profile": lambda name, key: profile_row(name)[key],
+    "old": lambda name, key: published()["profile"][name][key],
+    "published": published,
+    "steps": steps_record,
+    "number": number,
+    "scaled": scaled,
+    "round": round,
+    "min": min,
+    "max": max,
+}
+
+TABLES: dict[str, Callable[..., str]] = {
+    f.__name__: f for f in (launch, shared, counts, counters, times)
+}
+
+
+def table(call: str) -> str:
+    """The table that a page asks for: a function's name and its arguments."""
+    name, *arguments = call.split()
+    if name not in TABLES:
+        raise ValueError(f"no table {name!r}; known: {', '.join(TABLES)}")
+    return TABLES[name](*arguments)
+
+
+def value(expression: str) -> str:
+    """The value that a page asks for, as text: numbers with ``number``, texts as they are."""
+    # The expressions stand in the repository's own pages.
+    found = eval(expression, {"__builtins__": {}}, NAMES)
+    return found if isinstance(found, str) else number(found)
