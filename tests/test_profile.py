@@ -246,11 +246,9 @@ def test_every_metric_of_a_row_is_asked_for() -> None:
 
 
 def kernel(name: str, **changes: Any) -> KernelInfo:
-    v4 = KernelInfo(
-        *(name, f"title of {name}", "cuda", ("float32",), 64, 64, False, True, True, False),
-        *(False, 75, "v2"),
-    )
-    return replace(v4, **changes)
+    v4 = {"title": f"title of {name}", "backend": "cuda", "dtypes": ("float32",)}
+    v4 |= {"head_dim_min": 64, "head_dim_max": 64, "redirect": "v2"}
+    return replace(fastattn.kernels()[0], name=name, **(v4 | changes))
 
 
 KERNELS = (
