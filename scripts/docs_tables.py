@@ -60,49 +60,43 @@ def scaled(value: float, unit: str) -> str:
 # --- what a launch is made of ---------------------------------------------------------------------
 
 
-def _launch_column(item: Rung, gpu: Gpu, registers: int | None) -> list[str]:
-    shared, threads = item.shared_bytes, item.threads
-    by_registers = gpu.blocks_by_registers(threads, registers) if registers else None
+def _launch_column(item: Rung, gpu: Gpu, registers: int) -> list[str]:
     limits = {
-        "shared memory": gpu.blocks_by_shared(shared),
-        "warps": gpu.blocks_by_threads(threads),
+        "shared memory": gpu.blocks_by_shared(item.shared_bytes),
+        "registers": gpu.blocks_by_registers(item.threads, registers),
+        "warps": gpu.blocks_by_threads(item.threads),
         "blocks": gpu.blocks,
     }
-    if by_registers is not None:
-        limits["registers"] = by_registers
     least = min(limits.values())
-    blocks = item.blocks(PRIMARY)
-    resident = min(least, -(-blocks // gpu.sms))
-    column = [
-        f"{limits['shared memory']}",
-        "-" if registers is None else f"{by_registers} ({registers} a thread)",
-        f"{limits['warps']}",
-        f"**{least}**, by {' and '.join(sorted(k for k, v in limits.items() if v == least))}",
-        f"{least * item.warps} of {gpu.warps}: {100 * least * item.warps / gpu.warps:.1f}%",
+    warps = least * item.warps
+    blocks, places = item.blocks(PRIMARY), gpu.sms * least
+    waves = f"{blocks / places:.2f} waves" if blocks >= places else "a part of one wave"
+    busy = min(gpu.sms, blocks)
+    resident = f"{warps} of {gpu.warps}: {100 * warps / gpu.warps:.1f}%"
+    if blocks < gpu.sms:
+        resident += f" possible; {item.warps} on {busy} SMs, none on {gpu.sms - busy}"
+    return [
+        str(limits["shared memory"]),
+        f"{limits['registers']} ({registers} a thread)",
+        str(limits["warps"]),
+        f"{least}, by {' and '.join(what for what, limit in limits.items() if limit == least)}",
+        resident,
+        f"{blocks:,} blocks for {places:,} places: {waves}",
     ]
-    if resident < least:
-        column[-1] += f"; the grid leaves {resident * item.warps}"
-    slots = gpu.sms * least
-    waves = blocks / slots
-    column.append(f"{waves:.2f}" if blocks >= slots else f"{blocks} of {slots} places taken")
-    return column
 
 
 def launch(name: str) -> str:
     """What an SM of either GPU holds of a rung's grid at the primary shape."""
     item = rung(name)
-    try:
-        measured: int | None = profile_row(name)["registers"]
-    except MissingRecord:
-        measured = None
+    measured = profile_row(name)["registers"]
     registers = {H200: measured, RTX4080: published()["profile"][name]["registers"]}
     labels = [
         "blocks an SM, by shared memory",
         "by registers",
         "by warps",
-        "blocks an SM",
+        "so: blocks an SM",
         "warps an SM",
-        "waves of the grid",
+        "the grid",
     ]
     columns = [_launch_column(item, gpu, registers[gpu]) for gpu in (H200, RTX4080)]
     rows = [[label, *cells] for label, *cells in zip(labels, *columns, strict=True)]
@@ -168,6 +162,37 @@ def count(name: str, field: str) -> int:
     if value is None:
         raise ValueError(f"{name}: no formula of {field} holds at the primary shape")
     return value
+
+
+def turns(name: str) -> int:
+    """Turns of the shared-memory banks, reads and writes, that the source asks for."""
+    return count(name, "shared_read_transactions") + count(name, "shared_write_transactions")
+
+
+def busy_sms(name: str) -> int:
+    """SMs of the H200 that get a block."""
+    return min(H200.sms, rung(name).blocks(PRIMARY))
+
+
+def turns_ms(turns: float, sms: int = H200.sms) -> float:
+    """Milliseconds that so many turns take on so many SMs, one a clock, at the measured clock."""
+    return turns / sms / clock() * 1e3
+
+
+def multiply_ms() -> float:
+    """Milliseconds of the multiply-adds on all lanes of an H200, at the measured clock."""
+    return PRIMARY.flop / 2 / (H200.sms * H200.lanes * clock()) * 1e3
+
+
+def old_clock() -> float:
+    """The RTX 4080's clock in Hz, from V4's published rate and its published share of the peak."""
+    row = published()["profile"]["v4"]
+    return float(row["tflops"] * 1e12 / (row["percent_of_peak"] / 100) / (2 * 128 * RTX4080.sms))
+
+
+def sm_clocks() -> float:
+    """SMs times clock, of the H200 over the RTX 4080: what a card of more of the same would gain."""
+    return H200.sms * clock() / (RTX4080.sms * old_clock())
 
 
 # --- measured -------------------------------------------------------------------------------------
@@ -297,6 +322,12 @@ NAMES: dict[str, Any] = {
     "old_us": old_us,
     "clock": clock,
     "count": count,
+    "turns": turns,
+    "busy_sms": busy_sms,
+    "turns_ms": turns_ms,
+    "multiply_ms": multiply_ms,
+    "old_clock": old_clock,
+    "sm_clocks": sm_clocks,
     "profile": lambda name, key: profile_row(name)[key],
     "old": lambda name, key: published()["profile"][name][key],
     "published": published,

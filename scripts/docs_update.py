@@ -28,10 +28,15 @@ from pathlib import Path
 
 import docs_figures
 import docs_tables
-from docs_facts import LADDER, RESULTS, ROOT, MissingRecord
+from docs_facts import LADDER, RESULTS, ROOT, MissingRecord, profile_record, steps_record
 
 from fastattn._console import Console
 from fastattn.benchmark import _record
+from fastattn.profile import _report
+
+sys.path.insert(0, str(ROOT / "benchmarks" / "v4_steps"))
+
+import step_record
 
 QUOTE = re.compile(
     r'(<!-- quote: (?P<file>\S+) "(?P<first>[^"\n]+)"(?: \.\. "(?P<last>[^"\n]+)")? -->\n)'
@@ -53,6 +58,11 @@ class Report:
 
     changed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # records
+
+    def lacks(self, error: MissingRecord) -> None:
+        """Notes a record that is missing, once."""
+        if str(error) not in self.missing:
+            self.missing.append(str(error))
 
 
 def _line_with(lines: list[str], text: str, file: str) -> int:
@@ -89,8 +99,7 @@ def render_page(text: str, report: Report, name: str) -> str:
         try:
             return fill()
         except MissingRecord as error:
-            if str(error) not in report.missing:
-                report.missing.append(str(error))
+            report.lacks(error)
             return match[0]
 
     def one_quote(match: re.Match[str]) -> str:
@@ -135,6 +144,19 @@ def newest_ladder_record() -> Path:
     return max(found)[1]
 
 
+def _profile_table(text: str, path: Path) -> str:
+    before, begin, rest = text.partition(_report.BEGIN)
+    _, end, after = rest.partition(_report.END)
+    if not begin or not end:
+        raise Stale(f"{path}: no lines {_report.BEGIN} and {_report.END}")
+    table = _report.render_markdown(profile_record(), path.parent)
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def _steps_table(text: str, path: Path) -> str:
+    return step_record.put(text, steps_record(), str(path))
+
+
 def outputs(report: Report) -> dict[Path, str]:
     """Every file that is written, with what it has to hold."""
     wanted: dict[Path, str] = {}
@@ -143,11 +165,18 @@ def outputs(report: Report) -> dict[Path, str]:
     record = _record.load_record(newest_ladder_record())
     for path in (ROOT / "README.md", LADDER / "README.md"):
         wanted[path] = _record.put_ladder(wanted[path], record, path)
+    tables = (("docs/profiling.md", _profile_table), ("docs/ladder/v4.md", _steps_table))
+    for name, put in tables:
+        path = ROOT / name
+        try:
+            wanted[path] = put(wanted[path], path)
+        except MissingRecord as error:
+            report.lacks(error)
     for name, draw in docs_figures.figures().items():
         try:
             wanted[LADDER / "figures" / f"{name}.svg"] = draw()
         except MissingRecord as error:
-            report.missing.append(str(error))
+            report.lacks(error)
     return wanted
 
 
