@@ -21,6 +21,7 @@ CARD = "nvidia-h200"  # whose records the pages discuss
 
 WARP = 32
 FLOAT = 4  # bytes
+TIMES = " \N{MULTIPLICATION SIGN} "  # between the sides of a tile
 
 
 @dataclass(frozen=True)
@@ -225,13 +226,13 @@ def rung(name: str) -> Rung:
 # --- measurements ---------------------------------------------------------------------------------
 
 
-class MissingRecord(LookupError):
+class MissingRecordError(LookupError):
     """A record that is not in the tree: what it would fill is left as it is."""
 
 
 def _load(path: Path, command: str) -> dict[str, Any]:
     if not path.is_file():
-        raise MissingRecord(f"{path.relative_to(ROOT)} is missing: {command} writes it")
+        raise MissingRecordError(f"{path.relative_to(ROOT)} is missing: {command} writes it")
     record: dict[str, Any] = json.loads(path.read_text())
     return record
 
@@ -264,7 +265,7 @@ def benchmark_row(impl: str, length: int = PRIMARY.length) -> dict[str, Any]:
     for row in benchmark_record()["rows"]:
         if (row["suite"], row["impl"], row["len_q"]) == ("ladder", impl, length):
             return dict(row)
-    raise MissingRecord(f"no benchmark row of {impl} at N={length}")
+    raise MissingRecordError(f"no benchmark row of {impl} at N={length}")
 
 
 def profile_row(impl: str) -> dict[str, Any]:
@@ -272,4 +273,4 @@ def profile_row(impl: str) -> dict[str, Any]:
     for row in profile_record()["rows"]:
         if row["impl"] == impl:
             return dict(row)
-    raise MissingRecord(f"no profile row of {impl}")
+    raise MissingRecordError(f"no profile row of {impl}")

@@ -7,6 +7,7 @@ scheme, on a background of their own, so that a viewer that ignores the scheme s
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from html import escape
 
 from docs_facts import (
-    FLOAT,
     PRIMARY,
+    TIMES,
     WARP,
     Rung,
     benchmark_record,
@@ -194,7 +195,9 @@ def registers(item: Rung) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def _bands(svg: Svg, item: Rung, x: float, y: float, width: float, rows: int, strided: bool) -> None:
+def _bands(
+    svg: Svg, item: Rung, x: float, y: float, width: float, rows: int, strided: bool
+) -> None:
     """A tile's rows in the colours of their warps: warp 0 strong, the others by turns."""
     svg.rect(x, y, width, rows * UNIT, "tile")
     size = 1 if strided else rows // item.warps
@@ -208,7 +211,7 @@ def _bands(svg: Svg, item: Rung, x: float, y: float, width: float, rows: int, st
 
 def _label(svg: Svg, x: float, y: float, name: str, note: str | Sequence[int]) -> None:
     svg.text(x, y - 18, name, "mono")
-    svg.text(x, y - 5, note if isinstance(note, str) else " × ".join(map(str, note)), "dim")
+    svg.text(x, y - 5, note if isinstance(note, str) else TIMES.join(map(str, note)), "dim")
 
 
 def _output_columns(svg: Svg, x: float, y: float, rows: int, columns: int) -> None:
@@ -376,7 +379,11 @@ def draw_unfused(item: Rung) -> str:
     rows_per_block = item.constants["kRowsPerBlock"]
     panels = (
         ("1: scores", "S = scale · Q Kᵀ", "a thread: one score"),
-        ("2: softmax", "P = softmax(S), in place", f"a warp: one row; {rows_per_block} rows a block"),
+        (
+            "2: softmax",
+            "P = softmax(S), in place",
+            f"a warp: one row; {rows_per_block} rows a block",
+        ),
         ("3: output", "O = P V", "a thread: one element of O"),
     )
 
@@ -407,7 +414,7 @@ def draw_unfused(item: Rung) -> str:
             svg.rect(left, top + at, side, 3, "warp" if index == 1 else "lane")
         svg.rect(left, top, side, side, "frame")
         name = ("S", "S, then P", "P")[index]
-        size = f"{name}  [{PRIMARY.length} × {PRIMARY.length}]"
+        size = f"{name}  [{PRIMARY.length}{TIMES}{PRIMARY.length}]"
         svg.text(left + side / 2, top + side + 16, size, "mono", "middle")
         if index == 2:
             right = left + side + 12
@@ -417,7 +424,9 @@ def draw_unfused(item: Rung) -> str:
             matrix(left - 36, top, strip, side, "O")
             svg.rect(left - 26, top + at, 3, 3, "lane")
             svg.rect(left - 36, top, strip, side, "frame")
-    text = "All of it lies in global memory, for each head; nothing stays on the chip between kernels."
+    text = (
+        "All of it lies in global memory, for each head; nothing stays on the chip between kernels."
+    )
     svg.text(28, 312, text)
     _swatches(
         svg,
@@ -476,7 +485,7 @@ def draw_ladder() -> str:
         svg.text(right + 8, level(us) + shift, f"{title} {us / 1000:.3g} ms", "dim")
     for values, style in ((old, "faint"), (measured, "path")):
         points = [(places[name], level(values[name])) for name in names if name in values]
-        for before, after in zip(points, points[1:], strict=False):
+        for before, after in itertools.pairwise(points):
             svg.line(*before, *after, style)
     for name, us in old.items():
         svg.circle(places[name], level(us), 5, "hollow")

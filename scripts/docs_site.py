@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages from outside of ``docs/``, the rungs' places in the menu, no foreign hosts."""
+"""MkDocs hooks: pages from outside of ``docs/``, the rungs' places in the menu, no other host."""
 
 from __future__ import annotations
 
@@ -49,9 +49,13 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         for prefix in ("", f"{back}../"):
             if prefix or place.name in OUTSIDE.values():
                 markdown = re.sub(
-                    rf"\]\({re.escape(prefix + source)}(#[^)]*)?\)", rf"]({back}{target}\1)", markdown
+                    rf"\]\({re.escape(prefix + source)}(#[^)]*)?\)",
+                    rf"]({back}{target}\1)",
+                    markdown,
                 )
-    markdown = re.sub(r"\[([^\]]+)\]\((?:\.\./)*(?:LICENSE|(?:src|benchmarks)/[^)]*)\)", r"\1", markdown)
+    markdown = re.sub(
+        r"\[([^\]]+)\]\((?:\.\./)*(?:LICENSE|(?:src|benchmarks)/[^)]*)\)", r"\1", markdown
+    )
     # Markers of generated parts, which are for the repository's reader only.
     return re.sub(r"<!--[=/ ].*?-->", "", markdown, flags=re.DOTALL)
 

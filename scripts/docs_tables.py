@@ -1,7 +1,7 @@
 """The tables and values of the ladder's pages, each computed from ``docs_facts``.
 
-``table("launch v3")`` calls ``launch`` with "v3"; ``value('us("v3")')`` evaluates an expression over
-the names in ``NAMES``.
+``table("launch v3")`` calls ``launch`` with "v3"; ``value('us("v3")')`` evaluates an expression
+over the names in ``NAMES``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from docs_facts import (
     H200,
     PRIMARY,
     RTX4080,
+    TIMES,
     WARP,
     Gpu,
-    MissingRecord,
     Rung,
     benchmark_record,
     benchmark_row,
@@ -107,9 +107,7 @@ def launch(name: str) -> str:
 def shared(name: str) -> str:
     """The arrays of a block's shared memory."""
     item = rung(name)
-    rows = [
-        [f"`{a.name}`", " × ".join(map(str, a.shape)), f"{a.bytes:,}"] for a in item.arrays
-    ]
+    rows = [[f"`{a.name}`", TIMES.join(map(str, a.shape)), f"{a.bytes:,}"] for a in item.arrays]
     rows.append(["total", f"{item.shared_bytes // FLOAT:,} floats", f"{item.shared_bytes:,}"])
     return markdown(["array", "floats", "bytes"], rows, "<>>")
 
@@ -191,7 +189,7 @@ def old_clock() -> float:
 
 
 def sm_clocks() -> float:
-    """SMs times clock, of the H200 over the RTX 4080: what a card of more of the same would gain."""
+    """SMs times clock, of the H200 over the RTX 4080: what more of the same would gain."""
     return H200.sms * clock() / (RTX4080.sms * old_clock())
 
 
@@ -271,8 +269,10 @@ _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], 
     (
         "shared memory a block, bytes",
         lambda r: f"{r['shared_dynamic_bytes']:,} + {r['shared_driver_bytes']:,}",
-        lambda r: f"{1000 * r['dynamic_shared_kb']:,.0f} + "
-        f"{1000 * (r['shared_kb'] - r['dynamic_shared_kb']):,.0f}",
+        lambda r: (
+            f"{1000 * r['dynamic_shared_kb']:,.0f} + "
+            f"{1000 * (r['shared_kb'] - r['dynamic_shared_kb']):,.0f}"
+        ),
     ),
     ("shared loads, of a warp", lambda r: scaled(r["shared_loads"], ""), None),
     ("turns that they take", lambda r: scaled(r["load_wavefronts"], ""), None),

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import docs_figures
 import docs_tables
-from docs_facts import LADDER, RESULTS, ROOT, MissingRecord, profile_record, steps_record
+from docs_facts import LADDER, RESULTS, ROOT, MissingRecordError, profile_record, steps_record
 
 from fastattn._console import Console
 from fastattn.benchmark import _record
@@ -48,7 +48,7 @@ VALUE = re.compile(r"(<!--= (?P<expression>.*?) -->)(?P<old>.*?)(<!--/-->)", re.
 LANGUAGES = {".cu": "cpp", ".cuh": "cpp", ".cpp": "cpp", ".h": "cpp", ".py": "python"}
 
 
-class Stale(ValueError):
+class StaleError(ValueError):
     """A marker that can't be filled."""
 
 
@@ -59,7 +59,7 @@ class Report:
     changed: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # records
 
-    def lacks(self, error: MissingRecord) -> None:
+    def lacks(self, error: MissingRecordError) -> None:
         """Notes a record that is missing, once."""
         if str(error) not in self.missing:
             self.missing.append(str(error))
@@ -68,7 +68,7 @@ class Report:
 def _line_with(lines: list[str], text: str, file: str) -> int:
     found = [number for number, line in enumerate(lines) if text in line]
     if len(found) != 1:
-        raise Stale(f'{file}: "{text}" stands on {len(found)} lines, not on one')
+        raise StaleError(f'{file}: "{text}" stands on {len(found)} lines, not on one')
     return found[0]
 
 
@@ -77,17 +77,17 @@ def quote(file: str, first: str, last: str | None) -> str:
 
     Raises
     ------
-    Stale
+    StaleError
         No such file, or a text that is not on exactly one line of it.
     """
     path = ROOT / file
     if not path.is_file():
-        raise Stale(f"{file}: no such file")
+        raise StaleError(f"{file}: no such file")
     lines = path.read_text().splitlines()
     begin = _line_with(lines, first, file)
     end = begin if last is None else _line_with(lines, last, file)
     if end < begin:
-        raise Stale(f'{file}: "{last}" stands before "{first}"')
+        raise StaleError(f'{file}: "{last}" stands before "{first}"')
     code = textwrap.dedent("\n".join(lines[begin : end + 1]))
     return f'```{LANGUAGES.get(path.suffix, "text")} title="{file}"\n{code}\n```\n'
 
@@ -98,7 +98,7 @@ def render_page(text: str, report: Report, name: str) -> str:
     def kept(match: re.Match[str], fill: Callable[[], str]) -> str:
         try:
             return fill()
-        except MissingRecord as error:
+        except MissingRecordError as error:
             report.lacks(error)
             return match[0]
 
@@ -112,12 +112,12 @@ def render_page(text: str, report: Report, name: str) -> str:
         return kept(match, lambda: f"{match[1]}{docs_tables.value(match['expression'])}<!--/-->")
 
     if re.search(r"^\s*<!--=", text, re.MULTILINE):
-        raise Stale(f"{name}: a value begins a line, which Markdown takes for HTML")
+        raise StaleError(f"{name}: a value begins a line, which Markdown takes for HTML")
     try:
         for pattern, fill in ((QUOTE, one_quote), (TABLE, one_table), (VALUE, one_value)):
             text = pattern.sub(fill, text)
     except ValueError as error:
-        raise Stale(f"{name}: {error}") from error
+        raise StaleError(f"{name}: {error}") from error
     return text
 
 
@@ -131,7 +131,7 @@ def newest_ladder_record() -> Path:
 
     Raises
     ------
-    MissingRecord
+    MissingRecordError
         None is in the tree.
     """
     found = []
@@ -140,7 +140,7 @@ def newest_ladder_record() -> Path:
         if record["meta"].get("gpu") and any(row["suite"] == "ladder" for row in record["rows"]):
             found.append((str(record["meta"]["date"]), path))
     if not found:
-        raise MissingRecord("no record with a ladder: scripts/gpu_check writes one")
+        raise MissingRecordError("no record with a ladder: scripts/gpu_check writes one")
     return max(found)[1]
 
 
@@ -148,7 +148,7 @@ def _profile_table(text: str, path: Path) -> str:
     before, begin, rest = text.partition(_report.BEGIN)
     _, end, after = rest.partition(_report.END)
     if not begin or not end:
-        raise Stale(f"{path}: no lines {_report.BEGIN} and {_report.END}")
+        raise StaleError(f"{path}: no lines {_report.BEGIN} and {_report.END}")
     table = _report.render_markdown(profile_record(), path.parent)
     return f"{before}{begin}\n{table}\n{end}{after}"
 
@@ -170,12 +170,12 @@ def outputs(report: Report) -> dict[Path, str]:
         path = ROOT / name
         try:
             wanted[path] = put(wanted[path], path)
-        except MissingRecord as error:
+        except MissingRecordError as error:
             report.lacks(error)
     for name, draw in docs_figures.figures().items():
         try:
             wanted[LADDER / "figures" / f"{name}.svg"] = draw()
-        except MissingRecord as error:
+        except MissingRecordError as error:
             report.lacks(error)
     return wanted
 
@@ -201,7 +201,7 @@ def main() -> int:
     console = Console()
     try:
         report = update(write=not arguments.check)
-    except (Stale, OSError) as error:
+    except (StaleError, OSError) as error:
         console.line(str(error), "bad")
         return 2
     for name in report.changed:
