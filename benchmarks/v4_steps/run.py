@@ -59,7 +59,7 @@ ERROR_HEADS = 4
 
 _COLUMNS = (
     Column("step", 4),
-    Column("what it adds", 51, "<"),
+    Column("what it adds", 53, "<"),
     Column("us", 9),
     Column("IQR us", 7),
     Column("change", 7),
@@ -71,7 +71,7 @@ _COLUMNS = (
 )
 _COMPILED_COLUMNS = (
     Column("step", 4),
-    Column("what it adds", 51, "<"),
+    Column("what it adds", 53, "<"),
     Column("arch", 6),
     Column("registers", 9),
     Column("spilled B", 9),
@@ -173,7 +173,7 @@ class Checked:
 class Bench:
     """The steps on the first GPU: inputs, outputs, checks and times."""
 
-    def __init__(self, library: Library, seed: int, problem: Problem = PROBLEM) -> None:
+    def __init__(self, library: Library, problem: Problem, seed: int) -> None:
         self._library = library
         self._problem = problem
         self._rng = np.random.default_rng(seed)
@@ -308,7 +308,7 @@ def measure(console: Console, args: argparse.Namespace, texts: Sequence[str]) ->
         builder = Builder(Path(folder), arch, args.jobs)
         compiled = builder.compile(texts, lambda *_: progress.advance())
         progress.step("linking")
-        bench = Bench(builder.link(len(texts)), seed)
+        bench = Bench(builder.link(len(texts)), PROBLEM, seed)
         progress.advance()
         progress.step("float64 reference")
         checks = []

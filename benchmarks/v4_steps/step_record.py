@@ -70,7 +70,7 @@ def render(record: dict[str, Any]) -> str:
             row["title"],
             microseconds(row["us"]),
             change(rows, index),
-            f"{row['tflops']:.3g}",
+            f"{row['tflops']:.2f}",
             str(row["registers"]),
             str(row["local_bytes"]),
             str(row["blocks_per_sm"]),
