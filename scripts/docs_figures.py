@@ -442,7 +442,11 @@ def draw_unfused(item: Rung) -> str:
 def draw_owners(name: str) -> str:
     """The figure of one rung."""
     item = rung(name)
-    return draw_tiled(item) if item.arrays else draw_unfused(item)
+    if not item.arrays:
+        return draw_unfused(item)
+    if "sQ" not in {array.name for array in item.arrays}:
+        raise ValueError(f"{name}: its shared memory is new here; docs_figures needs a drawing")
+    return draw_tiled(item)
 
 
 # --- the ladder -----------------------------------------------------------------------------------

@@ -57,6 +57,14 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:g} {unit}"
 
 
+def big(value: float) -> str:
+    """A large count in words: 14.2 billion."""
+    for factor, word in ((1e9, "billion"), (1e6, "million")):
+        if value >= factor:
+            return f"{value / factor:.3g} {word}"
+    return number(value)
+
+
 # --- what a launch is made of ---------------------------------------------------------------------
 
 
@@ -89,7 +97,8 @@ def launch(name: str) -> str:
     """What an SM of either GPU holds of a rung's grid at the primary shape."""
     item = rung(name)
     measured = profile_row(name)["registers"]
-    registers = {H200: measured, RTX4080: published()["profile"][name]["registers"]}
+    known = published()["profile"].get(name)
+    registers = {H200: measured} | ({RTX4080: known["registers"]} if known else {})
     labels = [
         "blocks an SM, by shared memory",
         "by registers",
@@ -98,10 +107,10 @@ def launch(name: str) -> str:
         "warps an SM",
         "the grid",
     ]
-    columns = [_launch_column(item, gpu, registers[gpu]) for gpu in (H200, RTX4080)]
+    columns = [_launch_column(item, gpu, registers[gpu]) for gpu in registers]
     rows = [[label, *cells] for label, *cells in zip(labels, *columns, strict=True)]
-    head = ["", *(f"{gpu.name}, {gpu.sms} SMs" for gpu in (H200, RTX4080))]
-    return markdown(head, rows, "<<<")
+    head = ["", *(f"{gpu.name}, {gpu.sms} SMs" for gpu in registers)]
+    return markdown(head, rows, "<" * len(head))
 
 
 def shared(name: str) -> str:
@@ -237,18 +246,29 @@ def times() -> str:
     return markdown([*head, "H200 over RTX 4080"], rows, "<>>>>>")
 
 
-def _cycles(reasons: dict[str, float]) -> str:
-    waits = {name: cycles for name, cycles in reasons.items() if name != "selected"}
-    return ", ".join(f"{name} {cycles:.1f}" for name, cycles in list(waits.items())[:3])
+def _wait(place: int) -> Callable[[Any], str]:
+    """What an instruction waits for, and how many cycles: longest first."""
+
+    def show(row: Any) -> str:
+        waits = [(what, cycles) for what, cycles in row["stalls"].items() if what != "selected"]
+        what, cycles = waits[place]
+        return f"{what} {cycles:.1f}"
+
+    return show
 
 
 # What a row says; of the profile's record; of the published figures, where they have it.
 _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], ...] = (
     ("duration, ms", lambda r: number(r["us"] / 1000), lambda r: number(r["duration_ms"])),
-    ("TFLOP/s", lambda r: number(r["tflops"]), lambda r: number(r["tflops"])),
+    # Of what was executed, as ncu's roofline has it, not of 4*B*H*M*N*D.
+    (
+        "TFLOP/s, all float32 instructions",
+        lambda r: number(r["executed_tflops"]),
+        lambda r: number(r["tflops"]),
+    ),
     (
         "of the float32 peak",
-        lambda r: f"{100 * r['peak_share']:.1f}%",
+        lambda r: f"{100 * r['executed_peak_share']:.1f}%",
         lambda r: f"{r['percent_of_peak']}%",
     ),
     ("FLOP per DRAM byte", lambda r: number(r["intensity"]), lambda r: number(r["intensity"])),
@@ -267,19 +287,18 @@ _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], 
     ("limited by", lambda r: ", ".join(r["limited_by"]), lambda r: r["limited_by"]),
     ("registers a thread", lambda r: str(r["registers"]), lambda r: str(r["registers"])),
     (
-        "shared memory a block, bytes",
-        lambda r: f"{r['shared_dynamic_bytes']:,} + {r['shared_driver_bytes']:,}",
-        lambda r: (
-            f"{1000 * r['dynamic_shared_kb']:,.0f} + "
-            f"{1000 * (r['shared_kb'] - r['dynamic_shared_kb']):,.0f}"
-        ),
+        "shared memory a block + the driver's, KB",
+        lambda r: f"{r['shared_dynamic_bytes'] / 1000:.2f} + {r['shared_driver_bytes'] / 1000:.2f}",
+        lambda r: f"{r['dynamic_shared_kb']:.2f} + {r['shared_kb'] - r['dynamic_shared_kb']:.2f}",
     ),
-    ("shared loads, of a warp", lambda r: scaled(r["shared_loads"], ""), None),
-    ("turns that they take", lambda r: scaled(r["load_wavefronts"], ""), None),
-    ("of these, bank conflicts", lambda r: scaled(r["load_bank_conflicts"], ""), None),
+    ("shared loads, of a warp", lambda r: big(r["shared_loads"]), None),
+    ("turns that they take", lambda r: big(r["load_wavefronts"]), None),
+    ("of these, bank conflicts", lambda r: big(r["load_bank_conflicts"]), None),
     ("shared memory busy", lambda r: f"{r['shared_pipe_busy']:.1f}%", None),
     ("a scheduler issues", lambda r: f"{r['issue_active']:.1f}% of cycles", None),
-    ("cycles an instruction waits", lambda r: _cycles(r["stalls"]), None),
+    ("cycles an instruction waits: most", _wait(0), None),
+    ("then", _wait(1), None),
+    ("then", _wait(2), None),
 )
 
 
@@ -287,7 +306,7 @@ def counters(*names: str) -> str:
     """Rungs before and after by the profiler's counters, and what was published of them."""
     measured = [profile_row(name) for name in names]
     gpu = _short(profile_record()["meta"]["gpu"])
-    known = [published()["profile"].get(name) for name in names]
+    known = {name: row for name, row in published()["profile"].items() if name in names}
 
     def cell(show: Callable[[Any], str] | None, row: dict[str, Any] | None) -> str:
         if show is None or row is None:
@@ -298,16 +317,36 @@ def counters(*names: str) -> str:
             return "-"
 
     rows = [
-        [label, *(cell(show, row) for row in measured), *(cell(show_old, row) for row in known)]
+        [
+            label,
+            *(cell(show, row) for row in measured),
+            *(cell(show_old, row) for row in known.values()),
+        ]
         for label, show, show_old in _COUNTERS
     ]
     head = ["", *(f"{name.upper()}, {gpu}" for name in names)]
-    head += [f"{name.upper()}, RTX 4080" for name in names]
-    return markdown(head, rows, "<" + ">" * (2 * len(names)))
+    head += [f"{name.upper()}, RTX 4080" for name in known]
+    return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
 
 def _short(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def step(name: str) -> dict[str, Any]:
+    """One of V4's steps, and in "change" what it did to the time of the step before, in percent."""
+    rows = steps_record()["rows"]
+    for before, row in zip([None, *rows], rows, strict=False):
+        if row["impl"] == name:
+            change = 0.0 if before is None else 100 * (row["us"] / before["us"] - 1)
+            return dict(row) | {"change": f"{change:+.0f}%"}
+    raise ValueError(f"no step {name!r}")
+
+
+def a_tile(name: str, key: str) -> float:
+    """A counter of the profile, for one warp and one key tile."""
+    item = rung(name)
+    return float(profile_row(name)[key]) / item.tile_pairs(PRIMARY) / item.warps
 
 
 NAMES: dict[str, Any] = {
@@ -331,9 +370,11 @@ NAMES: dict[str, Any] = {
     "profile": lambda name, key: profile_row(name)[key],
     "old": lambda name, key: published()["profile"][name][key],
     "published": published,
-    "steps": steps_record,
+    "step": step,
+    "a_tile": a_tile,
     "number": number,
     "scaled": scaled,
+    "big": big,
     "round": round,
     "min": min,
     "max": max,

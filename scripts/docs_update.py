@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +87,11 @@ def quote(file: str, first: str, last: str | None) -> str:
     end = begin if last is None else _line_with(lines, last, file)
     if end < begin:
         raise StaleError(f'{file}: "{last}" stands before "{first}"')
-    code = textwrap.dedent("\n".join(lines[begin : end + 1]))
+    quoted = lines[begin : end + 1]
+    # A #pragma stands at the margin whatever it belongs to.
+    margins = (len(line) - len(line.lstrip()) for line in quoted if line and line[0] != "#")
+    depth = min(margins, default=0)
+    code = "\n".join(line if line.startswith("#") else line[depth:] for line in quoted)
     return f'```{LANGUAGES.get(path.suffix, "text")} title="{file}"\n{code}\n```\n'
 
 
