@@ -43,6 +43,11 @@ class Shape:
         """Of one of Q, K, V and O, in float32."""
         return FLOAT * self.batch * self.heads * self.length * self.head_dim
 
+    @property
+    def score_bytes(self) -> int:
+        """Of the score matrices of all heads, in float32."""
+        return FLOAT * self.batch * self.heads * self.length**2
+
 
 PRIMARY = Shape(batch=4, heads=12, length=2048, head_dim=64)
 
