@@ -19,6 +19,7 @@ from docs_facts import (
     TIMES,
     WARP,
     Gpu,
+    MissingRecordError,
     Rung,
     benchmark_record,
     benchmark_row,
@@ -340,7 +341,7 @@ def step(name: str) -> dict[str, Any]:
         if row["impl"] == name:
             change = 0.0 if before is None else 100 * (row["us"] / before["us"] - 1)
             return dict(row) | {"change": f"{change:+.0f}%"}
-    raise ValueError(f"no step {name!r}")
+    raise MissingRecordError(f"no row of V4's step {name!r}: benchmarks/v4_steps/run.py --json")
 
 
 def a_tile(name: str, key: str) -> float:
