@@ -2,8 +2,10 @@
 """V4's steps, one by one: from V3 to V4 by small patches, each compiled, timed and checked.
 
 Step 0 is V3; then 16-byte copies, padded K rows, 32-bit indices and bounded unrolling, which is V4;
-and one step further, V4 with its loops unrolled fully. The steps take turns within one process, so
-that all meet the same clock, and every time is the median of single calls between CUDA events.
+and one step further, V4 with its loops unrolled fully. A control, step 0b, is V3 with the one loop
+unrolled by hand that the compiler treats otherwise in V3 than in step 1. The steps take turns within
+one process, so that all meet the same clock, and every time is the median of single calls between
+CUDA events.
 
     python benchmarks/v4_steps/run.py                            # on the GPU that is present
     python benchmarks/v4_steps/run.py --json FILE
@@ -270,7 +272,12 @@ def compile_only(console: Console, args: argparse.Namespace, texts: Sequence[str
 
                 def show(step: int, compiled: Compiled, arch: str = arch) -> None:
                     blocks = step_library.blocks_per_sm(arch, compiled.registers, *plans[step])
-                    cells = [str(step), STEPS[step].title, f"sm_{arch}", str(compiled.registers)]
+                    cells = [
+                        STEPS[step].label,
+                        STEPS[step].title,
+                        f"sm_{arch}",
+                        str(compiled.registers),
+                    ]
                     cells += [str(compiled.spill_bytes), "?" if blocks is None else str(blocks)]
                     console.row(_COMPILED_COLUMNS, cells)
                     progress.advance()
@@ -343,12 +350,12 @@ def measure(console: Console, args: argparse.Namespace, texts: Sequence[str]) ->
         result = bench.result(step, times, checked.error, checked.plain_error)
         rows.append(row_of(step, result, checked, compiled[step]))
         row = rows[-1]
-        cells = [str(step), row["title"], f"{row['us']:.2f}", f"{row['us_iqr']:.2f}"]
+        cells = [STEPS[step].label, row["title"], f"{row['us']:.2f}", f"{row['us_iqr']:.2f}"]
         cells += [step_record.change(rows, step), f"{row['tflops']:.2f}", str(row["registers"])]
         cells += [str(row["local_bytes"]), str(row["blocks_per_sm"]), f"{row['error']:.1e}"]
         console.row(_COLUMNS, cells, "bad" if checked.wrong else "plain")
         if checked.wrong:
-            console.line(f"  step {step} is WRONG: {checked.wrong}", "bad")
+            console.line(f"  step {STEPS[step].label} is WRONG: {checked.wrong}", "bad")
     wrong = any(checked.wrong for checked in checks)
     if args.json is not None and not wrong:
         args.json.write_text(_record.dump_record(record))

@@ -18,10 +18,11 @@ _HEAD = (
 
 
 def change(rows: list[dict[str, Any]], index: int) -> str:
-    """How much the time of a row differs from that of the row before it, in percent."""
+    """How much the time of a step differs from that of the step it adds to, in percent."""
+    base = STEPS[rows[index]["step"]].base
     if index == 0:
         return "-"
-    return f"{100 * (rows[index]['us'] / rows[index - 1]['us'] - 1):+.1f}%"
+    return f"{100 * (rows[index]['us'] / rows[base]['us'] - 1):+.1f}%"
 
 
 def microseconds(us: float) -> str:
@@ -56,8 +57,9 @@ def render(record: dict[str, Any]) -> str:
         f"{meta['gpu']} (driver {meta['driver']}, nvcc {meta['nvcc']} for sm_{meta['arch']}"
         f"{clock}), {meta['date'][:10]}: B={first['batch']}, H={first['heads_q']}, "
         f"M={first['len_q']}, N={first['len_kv']}, D={first['head_dim']}, {first['dtype']}. "
-        f"Medians of {first['repetitions']} calls, the steps taking turns. Each step contains the "
-        f"ones above it, and its change is to the one above; step {V4} is V4. The error is "
+        f"Medians of {first['repetitions']} calls, the steps taking turns. Steps 1 to 5 each "
+        f"contain the one above, their change is to that one, and step {V4} is V4; step 0b adds "
+        "to step 0. The error is "
         f"‖out - ref‖/‖ref‖ against float64, over {meta['error_heads']} of "
         f"{first['batch'] * first['heads_q']} heads.",
         "",
@@ -66,7 +68,7 @@ def render(record: dict[str, Any]) -> str:
     ]
     for index, row in enumerate(rows):
         cells = [
-            str(row["step"]),
+            STEPS[row["step"]].label,
             row["title"],
             microseconds(row["us"]),
             change(rows, index),

@@ -1,7 +1,7 @@
-"""The sources of V4's steps: V3, and one patch a step on the way to V4 and one step beyond.
+"""The sources of V4's steps: V3, one patch a step on the way to V4, one step beyond, one control.
 
-A step is kept as a unified diff against the step before it, so that it shows what it changes and
-nothing is written twice. Step 4 must come out as V4's own code: a change of V3 or V4 that the
+A step is kept as a unified diff against the step that it adds to: it shows what it changes, and
+nothing is written twice. Step 4 must come out as V4's own code, so that a change of V3 or V4 that the
 patches don't follow is found at once, without a GPU. The comment that opens each rung is left out.
 
 To mend the patches after such a change: ``run.py --write-sources DIR`` writes the steps, as far as
@@ -26,10 +26,12 @@ _CONTEXT = 1
 
 @dataclass(frozen=True)
 class Step:
-    """One variant: what it is, and what was published of it."""
+    """One variant: what it is, what it is made from, and what was published of it."""
 
+    label: str
     name: str
     title: str
+    base: int  # the step that its patch changes
     published_us: float | None = None  # RTX 4080, the same shape
     published_registers: int | None = None
     published_blocks: int | None = None  # per multiprocessor
@@ -38,12 +40,13 @@ class Step:
 # The published figures are those of the fp32 ladder's author, whose V4 ends with step 3: which
 # loops its compiler unrolled isn't known.
 STEPS = (
-    Step("v3", "V3 as it is", 7778.20),
-    Step("vector_copies", "16-byte copies of Q, K and V", 7243.62),
-    Step("padded_keys", "K rows of 65 floats in shared memory", 5393.84),
-    Step("narrow_indices", "32-bit indices within a tile", 3810.30, 80, 3),
-    Step("bounded_unrolling", "products unrolled by 4, copies not at all: V4 as it is"),
-    Step("full_unrolling", "V4 with its copies and products unrolled fully", None, 91, 2),
+    Step("0", "v3", "V3 as it is", 0, 7778.20),
+    Step("1", "vector_copies", "16-byte copies of Q, K and V", 0, 7243.62),
+    Step("2", "padded_keys", "K rows of 65 floats in shared memory", 1, 5393.84),
+    Step("3", "narrow_indices", "32-bit indices within a tile", 2, 3810.30, 80, 3),
+    Step("4", "bounded_unrolling", "products unrolled by 4, copies not at all: V4 as it is", 3),
+    Step("5", "full_unrolling", "V4 with its copies and products unrolled fully", 4, None, 91, 2),
+    Step("0b", "v3_unrolled", "control: V3 with its product over d unrolled by 4", 0),
 )
 V4 = 4  # the step that is V4
 
@@ -62,8 +65,8 @@ def code_of(path: Path) -> str:
 
 
 def patch_path(step: int) -> Path:
-    """The patch that makes a step from the one before."""
-    return PATCHES / f"{step}_{STEPS[step].name}.patch"
+    """The patch that makes a step from its base."""
+    return PATCHES / f"{STEPS[step].label}_{STEPS[step].name}.patch"
 
 
 def _hunks(patch: str) -> list[tuple[int, list[str]]]:
@@ -136,10 +139,9 @@ def sources() -> list[str]:
     OSError
         A file can't be read.
     """
-    made = partial_sources()
-    if isinstance(made[-1], PatchError):
-        raise made[-1]
-    texts = [text for text in made if isinstance(text, str)]
+    texts, error = partial_sources()
+    if error is not None:
+        raise error
     difference = diff(texts[V4], code_of(KERNELS / "v4_vectorized.cu"), "step 4", "V4")
     if difference:
         raise PatchError(f"the patches do not lead from V3 to V4; what is left:\n{difference}")
@@ -161,19 +163,16 @@ def plan_of(text: str) -> tuple[int, int]:
     return int(threads[1]), int(shared[1])
 
 
-def partial_sources() -> list[str | PatchError]:
-    """The sources as far as the patches apply; the error of the first that doesn't comes last."""
-    texts: list[str | PatchError] = []
-    text = code_of(KERNELS / "v3_warp_local.cu")
-    texts.append(text)
+def partial_sources() -> tuple[list[str], PatchError | None]:
+    """The sources as far as the patches apply, and the error of the first that doesn't."""
+    texts = [code_of(KERNELS / "v3_warp_local.cu")]
     for step in range(1, len(STEPS)):
         path = patch_path(step)
         try:
-            text = apply(text, path.read_text(), path.name)
+            texts.append(apply(texts[STEPS[step].base], path.read_text(), path.name))
         except PatchError as error:
-            return [*texts, error]
-        texts.append(text)
-    return texts
+            return texts, error
+    return texts, None
 
 
 def diff(old: str, new: str, old_name: str, new_name: str) -> str:
@@ -198,18 +197,18 @@ def write_sources(folder: Path) -> list[Path]:
         A patch does not fit; the steps before it are written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
-    for text in partial_sources():
-        if isinstance(text, PatchError):
-            raise text
-        paths.append(folder / source_name(len(paths)))
-        paths[-1].write_text(text)
+    texts, error = partial_sources()
+    paths = [folder / source_name(step) for step in range(len(texts))]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text)
+    if error is not None:
+        raise error
     return paths
 
 
 def source_name(step: int) -> str:
     """The file name of a step's source."""
-    return f"{step}_{STEPS[step].name}.cu"
+    return f"{STEPS[step].label}_{STEPS[step].name}.cu"
 
 
 def read_sources(folder: Path) -> list[Path]:
@@ -224,11 +223,11 @@ def read_sources(folder: Path) -> list[Path]:
         if not source.is_file():
             break
         texts.append(source.read_text())
-        old, new = (source_name(step - 1), source_name(step))
+        base = STEPS[step].base
         path = patch_path(step)
         path.write_text(
             preamble(path.read_text() if path.is_file() else "", step)
-            + diff(texts[step - 1], texts[step], f"a/{old}", f"b/{new}")
+            + diff(texts[base], texts[step], f"a/{source_name(base)}", f"b/{source_name(step)}")
         )
         written.append(path)
     return written
@@ -240,4 +239,4 @@ def preamble(patch: str, step: int) -> str:
     for i, line in enumerate(lines):
         if line.startswith("--- "):
             return "".join(lines[:i])
-    return f"Step {step}: {STEPS[step].title}.\n\n"
+    return f"Step {STEPS[step].label}: {STEPS[step].title}.\n\n"
