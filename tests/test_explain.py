@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,14 @@ Fake = Callable[..., None]
 def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     """An emulation that takes no time: right results, and counts as the formulas have them."""
 
-    def install(findings: list[dict[str, Any]] | None = None, **counts: int) -> None:
+    def install(
+        findings: list[dict[str, Any]] | None = None, ends: bool = False, **counts: int
+    ) -> None:
         def emulate(
             kernel: str, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, seed: int
         ) -> dict[str, Any]:
-            out[...], lse[...] = testing.reference(q, k, v, scale=scale)
+            if not ends:
+                out[...], lse[...] = testing.reference(q, k, v, scale=scale)
             shape = Shape(*q.shape[:3], k.shape[2], q.shape[3])
             rung = acting(kernel, shape)
             predicted = {name: rung.value(name, shape) or 0 for name in COUNTS}
@@ -189,7 +194,7 @@ def test_a_redirect_is_told(capsys: pytest.CaptureFixture[str], fake: Fake) -> N
     fake()
     status, text = run(capsys, "v4", "--seq-len", "64", "--head-dim", "32")
     assert status == 0
-    assert "v4 hands head dim 32 to v2, which ran." in text
+    assert "v4 hands head dim 32 to v2." in text
     assert "Br=64 Bc=32 W=4" in text
 
 
@@ -235,6 +240,21 @@ def test_findings_fail(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
         assert text.count("broken.cu:12: race: reads what thread 3 wrote (block 1, thread 40)") == 1
 
 
+def test_a_run_that_a_fault_ended_fails(
+    capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path
+) -> None:
+    file = tmp_path / "explain.json"
+    fake(findings=[RACE | {"kind": "out of range"}], ends=True)
+    status, text = run(capsys, "v3", "--seq-len", "8", "--json", str(file))
+    assert status == 1
+    assert "out of range" in text
+    assert json.loads(file.read_text())["rungs"][0]["error"] is None
+    # Not even a finding says why.
+    fake(ends=True)
+    assert run(capsys, "v3", "--seq-len", "8")[0] == 1
+    assert run(capsys, "v3", "--seq-len", "8", "--check")[0] == 1
+
+
 def test_json(capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path) -> None:
     fake()
     file = tmp_path / "folder" / "explain.json"
@@ -254,6 +274,58 @@ def test_json(capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path) ->
     assert rung["findings"] == []
 
 
+def test_formulas_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """For shapes that would take hours, and in builds without the emulation."""
+    monkeypatch.delattr(emulation._core, "emulate", raising=False)
+    file = tmp_path / "explain.json"
+    primary = ("--batch-size", "4", "--num-heads", "12", "--seq-len", "2048")
+    status, text = run(capsys, "v3", "--formulas", *primary, "--json", str(file))
+    assert status == 0
+    (line,) = (line for line in text.splitlines() if line.startswith("global bytes read"))
+    read = 4 * 12 * (2048 * 64 * 4) * (1 + 2048 // 64 * 2)
+    assert line.split()[3] == f"{read:,}"
+    assert "agree" not in text
+    (rung,) = json.loads(file.read_text())["rungs"]
+    assert rung["counts"]["global_read_bytes"]["formula"] == read
+    assert rung["counts"]["global_read_bytes"]["emulated"] is None
+    status, text = run(capsys, "all", "--formulas", *primary)
+    assert status == 0
+    assert f"{read:,}" in text
+
+
+def test_a_long_run_is_told_of(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
+    fake()
+    status, text = run(capsys, "v1", "--seq-len", "2048", "--head-dim", "1")
+    assert status == 0
+    assert "--formulas takes none" in text
+    assert "--formulas" not in run(capsys, "v1", "--seq-len", "256", "--head-dim", "1")[1]
+
+
+def test_progress_counts_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thread(threading.Thread):
+        """Waits a hundredth of the time."""
+
+        def join(self, timeout: float | None = None) -> None:
+            super().join(None if timeout is None else timeout / 100)
+
+    class Steps:
+        def __init__(self) -> None:
+            self.labels: list[str] = []
+
+        def step(self, label: str) -> None:
+            self.labels.append(label)
+
+    monkeypatch.setattr(command.threading, "Thread", Thread)
+    steps: Any = Steps()
+    assert command._watched(steps, "v3", lambda: time.sleep(0.2)) is None
+    assert steps.labels[0] == "v3"
+    assert "v3, 0 s" in steps.labels
+    with pytest.raises(NotImplementedError):
+        command._watched(steps, "v3", lambda: (_ for _ in ()).throw(NotImplementedError("no")))
+
+
 def test_calls_that_make_no_sense(
     capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path
 ) -> None:
@@ -262,10 +334,14 @@ def test_calls_that_make_no_sense(
             command.main(arguments)
         assert stopped.value.code == 2
     assert "takes v0, v1, v2, v3, v4 or all" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        command.main(["v3", "--check", "--json", "x"])
+    for more in (["--check", "--json", "x"], ["--check", "--formulas"], ["--formulas", "--lines"]):
+        with pytest.raises(SystemExit):
+            command.main(["v3", *more])
     capsys.readouterr()
     fake()
+    status, text = run(capsys, "v0", "--len-kv", "3")
+    assert status == 2
+    assert "as many keys as queries" in text
     status, text = run(capsys, "v3", "--json", str(tmp_path))
     assert status == 2
     assert str(tmp_path) in text

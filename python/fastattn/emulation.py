@@ -1,6 +1,8 @@
 """The rungs of the ladder on the CPU: their own source, compiled for the host, checked and counted.
 
-    report = fastattn.emulation.run(q, k, v, kernel="v3")
+    from fastattn import emulation
+
+    report = emulation.run(q, k, v, kernel="v3")
     print(report.counts.global_read_bytes, report.findings)
 
 ``run`` executes every thread of every block of a rung and returns what it computed, how often it
@@ -230,8 +232,11 @@ def run(
 
     Notes
     -----
-    Slow: some 10 ms for each thousand scores of V3. ``forward(q, k, v, kernel="v3")`` of NumPy
-    arrays runs the same source without the checks, several times as fast.
+    Slow: about a tenth of a second for each thousand scores of a head.
+    ``forward(q, k, v, kernel="v3")`` of NumPy arrays runs the same source without checks and
+    counts, ten times as fast.
+
+    An access out of range ends the run; what was not computed by then is NaN.
 
     The arrays are laid out as on a GPU: each begins at a multiple of 256 bytes, as what cudaMalloc
     returns, and a view as far behind that as it lies behind the start of the array that it is of.
