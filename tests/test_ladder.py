@@ -320,6 +320,12 @@ def test_figures_are_drawn_from_the_sources(name: str) -> None:
 # --- the site -------------------------------------------------------------------------------------
 
 
+def test_every_page_is_in_the_site_s_menu() -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert re.search(rf"\b{re.escape(page.name)}$", menu, re.MULTILINE), page.name
+
+
 def test_the_site_loads_nothing_from_elsewhere() -> None:
     pytest.importorskip("mkdocs", reason="scripts/docs has its own environment")
     import docs_site
