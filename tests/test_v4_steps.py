@@ -472,6 +472,7 @@ def test_the_table_is_written_into_a_page(
     assert "old" not in text
     assert "| 3 | 32-bit indices within a tile | 7,000 | -12.5% |" in text
     assert "| 3,810.30 µs, 80 registers, 3 blocks per SM |" in text
+    assert "; step 0b adds to step 0." in text
     assert "| 0b | control: V3 with its product over d unrolled by 4 | 4,000 | -60.0% |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(STEPS)

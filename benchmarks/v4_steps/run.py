@@ -3,7 +3,7 @@
 
 Step 0 is V3; then 16-byte copies, padded K rows, 32-bit indices and bounded unrolling, which is V4;
 and one step further, V4 with its loops unrolled fully. A control, step 0b, is V3 with the one loop
-unrolled by hand that the compiler treats otherwise in V3 than in step 1. The steps take turns within
+unrolled by hand that the compiler treats otherwise in V3 than in step 1. The steps take turns in
 one process, so that all meet the same clock, and every time is the median of single calls between
 CUDA events.
 

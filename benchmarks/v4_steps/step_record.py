@@ -53,13 +53,15 @@ def render(record: dict[str, Any]) -> str:
         raise ValueError(f'the record has no rows of the suite "{SUITE}"')
     meta, first = record["meta"], rows[0]
     clock = f", SM clock {meta['sm_clock_mhz']} MHz under load" if meta["sm_clock_mhz"] else ""
+    # Records from before there was a control are records still.
+    control = "; step 0b adds to step 0" if len(rows) == len(STEPS) else ""
     lines = [
         f"{meta['gpu']} (driver {meta['driver']}, nvcc {meta['nvcc']} for sm_{meta['arch']}"
         f"{clock}), {meta['date'][:10]}: B={first['batch']}, H={first['heads_q']}, "
         f"M={first['len_q']}, N={first['len_kv']}, D={first['head_dim']}, {first['dtype']}. "
         f"Medians of {first['repetitions']} calls, the steps taking turns. Steps 1 to 5 each "
-        f"contain the one above, their change is to that one, and step {V4} is V4; step 0b adds "
-        "to step 0. The error is "
+        f"contain the one above, their change is to that one, and step {V4} is V4{control}. The "
+        "error is "
         f"‖out - ref‖/‖ref‖ against float64, over {meta['error_heads']} of "
         f"{first['batch'] * first['heads_q']} heads.",
         "",

@@ -1,8 +1,9 @@
 """The sources of V4's steps: V3, one patch a step on the way to V4, one step beyond, one control.
 
 A step is kept as a unified diff against the step that it adds to: it shows what it changes, and
-nothing is written twice. Step 4 must come out as V4's own code, so that a change of V3 or V4 that the
-patches don't follow is found at once, without a GPU. The comment that opens each rung is left out.
+nothing is written twice. Step 4 must come out as V4's own code, so that a change of V3 or V4 that
+the patches don't follow is found at once, without a GPU. The comment that opens each rung is left
+out.
 
 To mend the patches after such a change: ``run.py --write-sources DIR`` writes the steps, as far as
 their patches apply; edit them; ``run.py --read-sources DIR`` makes the patches anew.
