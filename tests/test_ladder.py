@@ -20,7 +20,9 @@ from docs_facts import H200, LADDER, PRIMARY, ROOT, RTX4080, MissingRecordError,
 
 KERNELS = ROOT / "src" / "cuda" / "kernels"
 NAMES = list(docs_facts.registry())
-TILED = [name for name in NAMES if rung(name).arrays]
+# A line of the registry without its file is one test's failure, not the end of all of them.
+TILED = [n for n, stem in docs_facts.registry().items() if (KERNELS / f"{stem}.cu").is_file()]
+TILED = [name for name in TILED if rung(name).arrays]
 SKELETON = (
     "The arithmetic",
     "Who owns what",
