@@ -220,6 +220,7 @@ def test_lines(
     status, text = run(capsys, "v3", "--lines")
     assert status == 0
     assert "v3_warp_local.cu:3" in text
+    assert "inside of a source tree" in text
 
 
 def test_check(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:

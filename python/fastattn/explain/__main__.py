@@ -398,6 +398,8 @@ def _lines(console: Console, explained: _Explained) -> None:
         ]
         console.row(columns, cells, "bad" if x.conflicts else "plain")
     console.line("Turns: transactions of shared memory, sectors of global memory; each: a request.")
+    if not any(sources.line(x.file, x.line) for x in cost):
+        console.line("The text of the lines is shown inside of a source tree.")
 
 
 def _findings(console: Console, findings: Iterable[emulation.Finding]) -> None:
