@@ -96,16 +96,21 @@ else()
 endif()
 
 # The kernels' sources, read from the registry so that a new kernel is one line there and no line here.
-function(fastattn_add_cuda_sources target)
+function(fastattn_cuda_kernel_sources result)
   set(_def "${PROJECT_SOURCE_DIR}/src/cuda/kernels.def")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_def}")
   file(STRINGS "${_def}" _lines REGEX "^FASTATTN_CUDA_KERNEL\\(")
-  set(_sources "${PROJECT_SOURCE_DIR}/src/cuda/device.cu")
+  set(_sources)
   foreach(_line IN LISTS _lines)
     string(REGEX REPLACE "^FASTATTN_CUDA_KERNEL\\([^,]+,[ ]*([A-Za-z0-9_]+)[ ]*\\).*" "\\1" _stem "${_line}")
     list(APPEND _sources "${PROJECT_SOURCE_DIR}/src/cuda/kernels/${_stem}.cu")
   endforeach()
-  target_sources(${target} PRIVATE ${_sources})
+  set(${result} ${_sources} PARENT_SCOPE)
+endfunction()
+
+function(fastattn_add_cuda_sources target)
+  fastattn_cuda_kernel_sources(_kernels)
+  target_sources(${target} PRIVATE "${PROJECT_SOURCE_DIR}/src/cuda/device.cu" ${_kernels})
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>")
   find_program(FASTATTN_CXXFILT NAMES cu++filt c++filt llvm-cxxfilt)
   mark_as_advanced(FASTATTN_CXXFILT)
@@ -129,8 +134,13 @@ function(fastattn_cuda_definitions result)
     list(JOIN CMAKE_CUDA_ARCHITECTURES " " _archs)
     set(_toolkit "${FASTATTN_CUDA_TOOLKIT}")
   endif()
+  set(_emulation 0)
+  if(FASTATTN_HAVE_EMULATION)
+    set(_emulation 1)
+  endif()
   set(${result}
     FASTATTN_HAVE_CUDA=${_have}
+    FASTATTN_HAVE_EMULATION=${_emulation}
     "$<$<COMPILE_LANGUAGE:CXX>:FASTATTN_CUDA_ARCHS=\"${_archs}\">"
     "$<$<COMPILE_LANGUAGE:CXX>:FASTATTN_CUDA_TOOLKIT=\"${_toolkit}\">" PARENT_SCOPE)
 endfunction()

@@ -121,6 +121,11 @@ FASTATTN_EXPORT std::span<const Kernel* const> kernels();
 // Null where there is no such kernel.
 FASTATTN_EXPORT const Kernel* find_kernel(std::string_view name);
 
+// The CUDA kernels once more, as this host emulates a GPU: for arrays on the CPU, to step through
+// and to learn from, thousands of times slower than the CPU kernel's way. forward() takes them by
+// name for Backend::kCpu; "auto" never does. Empty in a build without the emulation.
+FASTATTN_EXPORT std::span<const Kernel* const> emulated_kernels();
+
 // Where a call runs. The pointers in ForwardParams must be valid there.
 struct Target {
   Backend backend = Backend::kCpu;

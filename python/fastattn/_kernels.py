@@ -52,6 +52,18 @@ class KernelInfo:
     redirect: str | None
 
 
-def kernels() -> tuple[KernelInfo, ...]:
-    """Every kernel of this build: those of the CPU, then those of CUDA in ladder order."""
-    return tuple(KernelInfo(**fields) for fields in _core.kernels())
+def kernels(*, emulated: bool = False) -> tuple[KernelInfo, ...]:
+    """Every kernel of this build: those of the CPU, then those of CUDA in ladder order.
+
+    Parameters
+    ----------
+    emulated : bool
+        Instead, the CUDA kernels as this host emulates a GPU: what ``forward(kernel=...)`` takes by
+        name for arrays on the CPU, to learn from. Their backend is "cpu"; "auto" never takes one.
+        Empty in a build without the emulation.
+
+    Returns
+    -------
+    tuple of KernelInfo
+    """
+    return tuple(KernelInfo(**fields) for fields in _core.kernels(emulated))

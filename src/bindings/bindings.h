@@ -19,4 +19,7 @@ void bind_info(nanobind::module_& m);
 // CudaBuffer, CudaEvent, synchronize(): a GPU without a framework.
 void bind_cuda_tools(nanobind::module_& m);
 
+// emulate(): only in builds with the emulation.
+void bind_emulation(nanobind::module_& m);
+
 }  // namespace fastattn::bindings

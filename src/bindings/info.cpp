@@ -15,9 +15,9 @@ namespace {
 namespace nb = nanobind;
 using Kind = ArgumentError::Kind;
 
-nb::list kernel_list() {
+nb::list kernel_list(bool emulated) {
   nb::list list;
-  for (const Kernel* kernel : kernels()) {
+  for (const Kernel* kernel : emulated ? emulated_kernels() : kernels()) {
     const Capabilities& takes = kernel->capabilities;
     nb::list dtypes;
     for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
@@ -117,7 +117,8 @@ nb::list devices() {
 
 void bind_info(nb::module_& m) {
   using namespace nb::literals;
-  m.def("kernels", &kernel_list, nb::sig("def kernels() -> list[dict[str, typing.Any]]"),
+  m.def("kernels", &kernel_list, "emulated"_a = false,
+        nb::sig("def kernels(emulated: bool = False) -> list[dict[str, typing.Any]]"),
         "Every kernel of this build: the fields of fastattn.KernelInfo.");
   m.def("plan", &plan, "kernel"_a, "batch"_a, "heads_q"_a, "heads_kv"_a, "len_q"_a, "len_kv"_a,
         "head_dim"_a,

@@ -39,5 +39,8 @@ NB_MODULE(_core, m) {
   fastattn::bindings::bind_attention(m);
   fastattn::bindings::bind_info(m);
   fastattn::bindings::bind_cuda_tools(m);
+#if FASTATTN_HAVE_EMULATION
+  fastattn::bindings::bind_emulation(m);
+#endif
   fastattn::bindings::bind_xla_ffi(m);
 }

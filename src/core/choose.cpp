@@ -122,10 +122,23 @@ std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
   return reasons;
 }
 
+// The kernel of that name for arrays of that backend; for the host, also a CUDA kernel's emulation.
+const Kernel* find_kernel_for(Backend backend, std::string_view name) {
+  for (const Kernel* kernel : kernels()) {
+    if (kernel->name == name && kernel->backend == backend) return kernel;
+  }
+  if (backend == Backend::kCpu) {
+    for (const Kernel* kernel : emulated_kernels()) {
+      if (kernel->name == name) return kernel;
+    }
+  }
+  return nullptr;
+}
+
 // The kernel itself, or the one it hands this head dim to.
 const Kernel& follow_redirect(const Kernel& kernel, const ForwardParams& p) {
   if (kernel.redirect.empty() || head_dim_fits(kernel, p.head_dim)) return kernel;
-  return *find_kernel(kernel.redirect);
+  return *find_kernel_for(kernel.backend, kernel.redirect);
 }
 
 std::string takers(const ForwardParams& p, const Target& target) {
@@ -141,29 +154,37 @@ std::string takers(const ForwardParams& p, const Target& target) {
   return "kernels that take it: " + join(names, ", ");
 }
 
-const Kernel& choose_named(const ForwardParams& p, const Target& target, std::string_view name) {
-  const Kernel* kernel = find_kernel(name);
-  if (kernel == nullptr) {
-    std::vector<std::string> known = {"'auto'"};
-    for (const Kernel* each : kernels()) known.push_back(quoted(each->name));
-    for (const std::string_view cuda_name : core::cuda_kernel_names()) {
-      if (cuda_name == name) {
-        throw ArgumentError(Kind::kUnsupported,
-                            "kernel " + quoted(name) +
-                                " is a CUDA kernel, and this build has no CUDA backend: build "
-                                "with FASTATTN_CUDA=ON (kernels of this build: " +
-                                join(known, ", ") + ")");
-      }
-    }
-    throw ArgumentError(Kind::kValue, "kernel: unknown kernel " + quoted(name) + "; known are " +
-                                          join(known, ", "));
-  }
-  if (kernel->backend != target.backend) {
+// Throws: why there is no kernel of that name for arrays of that backend.
+[[noreturn]] void refuse_name(std::string_view name, Backend backend) {
+  if (const Kernel* kernel = find_kernel(name)) {
     throw ArgumentError(Kind::kValue, "kernel: " + quoted(name) + " takes arrays on the " +
                                           std::string(to_string(kernel->backend)) +
                                           " backend, these are on " +
-                                          std::string(to_string(target.backend)));
+                                          std::string(to_string(backend)));
   }
+  std::vector<std::string> known = {"'auto'"};
+  for (const Kernel* each : kernels()) known.push_back(quoted(each->name));
+  for (const std::string_view cuda_name : core::cuda_kernel_names()) {
+    if (cuda_name == name) {
+      throw ArgumentError(Kind::kUnsupported,
+                          "kernel " + quoted(name) +
+                              " is a CUDA kernel, and this build has no CUDA backend: build "
+                              "with FASTATTN_CUDA=ON (kernels of this build: " +
+                              join(known, ", ") + ")");
+    }
+  }
+  if (backend == Backend::kCpu) {
+    for (const Kernel* each : emulated_kernels()) {
+      if (find_kernel(each->name) == nullptr) known.push_back(quoted(each->name));
+    }
+  }
+  throw ArgumentError(
+      Kind::kValue, "kernel: unknown kernel " + quoted(name) + "; known are " + join(known, ", "));
+}
+
+const Kernel& choose_named(const ForwardParams& p, const Target& target, std::string_view name) {
+  const Kernel* kernel = find_kernel_for(target.backend, name);
+  if (kernel == nullptr) refuse_name(name, target.backend);
   const Kernel& runner = follow_redirect(*kernel, p);
   const std::vector<std::string> reasons = refusals(runner, p, target.device);
   if (!reasons.empty()) {

@@ -35,6 +35,10 @@ std::span<const Kernel* const> kernels() { return kKernels; }
 
 std::span<const std::string_view> core::cuda_kernel_names() { return kCudaKernelNames; }
 
+#if !FASTATTN_HAVE_EMULATION
+std::span<const Kernel* const> emulated_kernels() { return {}; }
+#endif
+
 const Kernel* find_kernel(std::string_view name) {
   for (const Kernel* kernel : kKernels) {
     if (kernel->name == name) return kernel;

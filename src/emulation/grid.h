@@ -1,0 +1,125 @@
+// How a grid runs on the host: block after block, the threads of a block as fibers. A thread runs
+// until it meets a barrier or a warp instruction that other threads have yet to reach.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "emulation/fiber.h"
+
+namespace fastattn::emulation {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr int kMaxThreads = 1024;                // per block
+inline constexpr std::size_t kMaxSharedBytes = 232448;  // per block, 227 KB as on sm_90
+
+struct Index3 {
+  unsigned x = 0;
+  unsigned y = 0;
+  unsigned z = 0;
+};
+
+enum class WarpOpKind : std::uint8_t { kSync, kShuffle, kBallot };
+
+// A warp instruction as one lane issues it.
+struct WarpOp {
+  WarpOpKind kind = WarpOpKind::kSync;
+  unsigned mask = 0;
+  const void* pc = nullptr;  // null where instructions are not told apart by their place
+  std::uint64_t value = 0;   // what the lane gives
+  int source_lane = 0;       // shuffle: the lane to read from
+  std::uint64_t result = 0;
+};
+
+enum class ThreadState : std::uint8_t { kReady, kAtWarpOp, kAtBarrier, kDone };
+
+// One thread of the block that runs. In a debugger: `p *current_block->threads_[37]`.
+struct Thread {
+  Index3 index;  // threadIdx
+  int number = 0;
+  int warp = 0;
+  int lane = 0;
+  ThreadState state = ThreadState::kDone;
+  const void* barrier_pc = nullptr;
+  WarpOp op;
+  const void* furthest_pc = nullptr;  // that it went through since its last access (checked build)
+  std::byte* stack = nullptr;
+  class Block* block = nullptr;
+  Fiber fiber;
+};
+
+struct LaunchShape {
+  Index3 grid{1, 1, 1};
+  Index3 block{1, 1, 1};
+  std::size_t dynamic_shared_bytes = 0;
+};
+
+// The kernel with its arguments, as the launch packs them.
+struct Invocation {
+  const void* kernel = nullptr;
+  void (*call)(const void* arguments) = nullptr;
+  const void* arguments = nullptr;
+  std::size_t argument_bytes = 0;
+};
+
+class Observer;
+
+// The threads, the shared memory and the scheduler of one block at a time.
+class Block {
+ public:
+  // `observer` may be null. With `random`, threads run in its order, else in theirs.
+  Block(const LaunchShape& shape, const Invocation& invocation, Observer* observer,
+        std::mt19937_64* random);
+
+  // Runs block `number` of the grid to its end. Returns why it could not end; empty: it did.
+  std::string run(std::int64_t number);
+
+  // For the thread that runs.
+  void sync_threads(const void* pc);
+  std::uint64_t warp_op(const WarpOp& op);
+  [[noreturn]] void abandon();  // stops the whole block where it stands
+
+  [[nodiscard]] const LaunchShape& shape() const { return shape_; }
+  [[nodiscard]] Index3 block_index() const { return block_index_; }
+  [[nodiscard]] std::int64_t number() const { return number_; }
+  [[nodiscard]] std::byte* shared() const { return shared_; }
+  [[nodiscard]] const Invocation& invocation() const { return invocation_; }
+  [[nodiscard]] Observer* observer() const { return observer_; }
+  [[nodiscard]] const Thread& thread(int number) const { return *threads_[number]; }
+  [[nodiscard]] int thread_count() const { return static_cast<int>(threads_.size()); }
+
+ private:
+  void resume(Thread& thread);
+  bool run_warp(int warp);  // until all of its lanes wait or are done; true: one of them moved
+  void finish_warp_op(const std::vector<Thread*>& lanes);
+  std::string settle_barrier();
+  std::string absent_lanes() const;
+  void shuffle_order(std::vector<int>& order);
+
+  LaunchShape shape_;
+  Invocation invocation_;
+  Observer* observer_;
+  std::mt19937_64* random_;
+  Index3 block_index_;
+  std::int64_t number_ = 0;
+  bool abandoned_ = false;
+  StackArena stacks_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<int> warp_order_;
+  std::vector<int> lane_order_;
+  std::vector<Thread*> waiting_lanes_;
+  std::unique_ptr<std::byte[]> shared_storage_;
+  std::byte* shared_ = nullptr;
+};
+
+// The thread that runs on this OS thread; null outside of a kernel.
+Thread* current_thread();
+
+// Runs all blocks. Throws std::runtime_error for a block that can't end.
+void run_grid(const LaunchShape& shape, const Invocation& invocation);
+
+}  // namespace fastattn::emulation

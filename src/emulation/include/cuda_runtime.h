@@ -1,0 +1,279 @@
+// CUDA as the rungs use it, for a C++ compiler on the host. Found in place of the toolkit's header
+// of this name when a .cu file is compiled for the emulation; `cuda` is defined as the name of the
+// namespace that the build goes to.
+//
+// Compiled without its optimiser and with the compiler's instrumentation of memory accesses, the
+// same source is the checked build (instrumentation.cpp).
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define __align__(bytes) alignas(bytes)
+#if FASTATTN_EMULATION_CHECKED
+// Where the observer finds it. One block runs at a time in the whole process.
+#define __shared__ static __attribute__((section("fastattn_shared")))
+#else
+// A block stays on one OS thread, and an OS thread runs one block at a time.
+#define __shared__ static thread_local
+#endif
+// In the caller's line for a debugger and for the checker, though it stands here.
+#define FASTATTN_INTRINSIC inline __attribute__((always_inline, artificial))
+
+#define warpSize 32
+
+namespace fastattn::emulation {
+
+// --- built-in types ------------------------------------------------------------------------------
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr explicit(false) dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1)
+      : x(x_), y(y_), z(z_) {}
+};
+
+#define FASTATTN_VECTOR_TYPES(T, name)                                   \
+  struct alignas(2 * sizeof(T)) name##2 { T x, y; };                     \
+  struct alignas(4 * sizeof(T)) name##4 { T x, y, z, w; };               \
+  FASTATTN_INTRINSIC name##2 make_##name##2(T x, T y) { return {x, y}; } \
+  FASTATTN_INTRINSIC name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
+FASTATTN_VECTOR_TYPES(float, float)
+FASTATTN_VECTOR_TYPES(int, int)
+FASTATTN_VECTOR_TYPES(unsigned, uint)
+#undef FASTATTN_VECTOR_TYPES
+
+// --- the thread and its block --------------------------------------------------------------------
+
+uint3 thread_index();
+uint3 block_index();
+uint3 block_dim();
+uint3 grid_dim();
+void* dynamic_shared_memory();
+
+// threadIdx and its like: variables to the source, read from the thread that runs.
+template <uint3 (*kRead)()>
+struct BuiltIn {
+  struct X {
+    explicit(false) operator unsigned() const { return kRead().x; }
+  } x;
+  struct Y {
+    explicit(false) operator unsigned() const { return kRead().y; }
+  } y;
+  struct Z {
+    explicit(false) operator unsigned() const { return kRead().z; }
+  } z;
+};
+inline constexpr BuiltIn<thread_index> threadIdx = {};
+inline constexpr BuiltIn<block_index> blockIdx = {};
+inline constexpr BuiltIn<block_dim> blockDim = {};
+inline constexpr BuiltIn<grid_dim> gridDim = {};
+
+void sync_threads();
+void sync_warp(unsigned mask);
+std::uint64_t shuffle(unsigned mask, std::uint64_t value, int source_lane);
+unsigned ballot(unsigned mask, bool vote);
+int lane_index();
+void count_exponential();
+void atomic_read(const void* address, std::size_t bytes, void* value);
+bool atomic_replace(void* address, std::size_t bytes, void* expected, const void* wanted);
+
+FASTATTN_INTRINSIC void __syncthreads() { sync_threads(); }
+FASTATTN_INTRINSIC void __syncwarp(unsigned mask = 0xffffffffU) { sync_warp(mask); }
+
+// --- warp shuffles and votes ---------------------------------------------------------------------
+
+template <class T>
+FASTATTN_INTRINSIC T shuffle_value(unsigned mask, T value, int source_lane) {
+  static_assert(sizeof(T) <= sizeof(std::uint64_t) && std::is_trivially_copyable_v<T>);
+  std::uint64_t bits = 0;
+  __builtin_memcpy(&bits, &value, sizeof(T));
+  bits = shuffle(mask, bits, source_lane);
+  __builtin_memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// Lanes exchange within segments of `width`; a source outside of the segment is the lane itself.
+template <class T>
+FASTATTN_INTRINSIC T __shfl_sync(unsigned mask, T value, int source, int width = 32) {
+  return shuffle_value(mask, value, (lane_index() & ~(width - 1)) | (source & (width - 1)));
+}
+template <class T>
+FASTATTN_INTRINSIC T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32) {
+  const int lane = lane_index();
+  const int source = lane ^ lane_mask;
+  return shuffle_value(mask, value, source < (lane & ~(width - 1)) + width ? source : lane);
+}
+template <class T>
+FASTATTN_INTRINSIC T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = lane_index();
+  const int source = lane - static_cast<int>(delta);
+  return shuffle_value(mask, value, source >= (lane & ~(width - 1)) ? source : lane);
+}
+template <class T>
+FASTATTN_INTRINSIC T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
+  const int lane = lane_index();
+  const int source = lane + static_cast<int>(delta);
+  return shuffle_value(mask, value, source < (lane & ~(width - 1)) + width ? source : lane);
+}
+
+FASTATTN_INTRINSIC unsigned __ballot_sync(unsigned mask, int vote) {
+  return ballot(mask, vote != 0);
+}
+FASTATTN_INTRINSIC int __any_sync(unsigned mask, int vote) { return ballot(mask, vote != 0) != 0; }
+FASTATTN_INTRINSIC int __all_sync(unsigned mask, int vote) {
+  return ballot(mask, vote != 0) == mask;
+}
+
+// --- arithmetic ----------------------------------------------------------------------------------
+
+template <class A, class B>
+FASTATTN_INTRINSIC std::common_type_t<A, B> min(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(b) < static_cast<T>(a) ? static_cast<T>(b) : static_cast<T>(a);
+}
+template <class A, class B>
+FASTATTN_INTRINSIC std::common_type_t<A, B> max(A a, B b) {
+  using T = std::common_type_t<A, B>;
+  return static_cast<T>(a) < static_cast<T>(b) ? static_cast<T>(b) : static_cast<T>(a);
+}
+
+FASTATTN_INTRINSIC float expf(float x) {
+  count_exponential();
+  return std::exp(x);
+}
+FASTATTN_INTRINSIC float exp2f(float x) {
+  count_exponential();
+  return std::exp2(x);
+}
+FASTATTN_INTRINSIC float __expf(float x) { return expf(x); }
+FASTATTN_INTRINSIC float logf(float x) { return std::log(x); }
+FASTATTN_INTRINSIC float __logf(float x) { return std::log(x); }
+FASTATTN_INTRINSIC float log2f(float x) { return std::log2(x); }
+FASTATTN_INTRINSIC float sqrtf(float x) { return std::sqrt(x); }
+FASTATTN_INTRINSIC float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
+FASTATTN_INTRINSIC float fabsf(float x) { return std::fabs(x); }
+FASTATTN_INTRINSIC float fmaxf(float a, float b) { return std::fmax(a, b); }
+FASTATTN_INTRINSIC float fminf(float a, float b) { return std::fmin(a, b); }
+FASTATTN_INTRINSIC float fmaf(float a, float b, float c) { return std::fma(a, b, c); }
+FASTATTN_INTRINSIC float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+FASTATTN_INTRINSIC float __fmul_rn(float a, float b) { return a * b; }
+FASTATTN_INTRINSIC float __fadd_rn(float a, float b) { return a + b; }
+FASTATTN_INTRINSIC float __frcp_rn(float a) { return 1.0F / a; }
+FASTATTN_INTRINSIC float __fdividef(float a, float b) { return a / b; }
+
+template <class T>
+FASTATTN_INTRINSIC T __ldg(const T* address) {
+  return *address;
+}
+
+// --- atomics -------------------------------------------------------------------------------------
+
+// All return the old value.
+template <class T, class F>
+FASTATTN_INTRINSIC T atomic_update(T* address, F change) {
+  T old;
+  atomic_read(address, sizeof(T), &old);
+  T wanted = change(old);
+  while (!atomic_replace(address, sizeof(T), &old, &wanted)) wanted = change(old);
+  return old;
+}
+template <class T>
+FASTATTN_INTRINSIC T atomicAdd(T* address, std::type_identity_t<T> value) {
+  return atomic_update(address, [value](T old) { return old + value; });
+}
+template <class T>
+FASTATTN_INTRINSIC T atomicMax(T* address, std::type_identity_t<T> value) {
+  return atomic_update(address, [value](T old) { return old < value ? value : old; });
+}
+template <class T>
+FASTATTN_INTRINSIC T atomicMin(T* address, std::type_identity_t<T> value) {
+  return atomic_update(address, [value](T old) { return value < old ? value : old; });
+}
+template <class T>
+FASTATTN_INTRINSIC T atomicExch(T* address, std::type_identity_t<T> value) {
+  return atomic_update(address, [value](T) { return value; });
+}
+template <class T>
+FASTATTN_INTRINSIC T atomicCAS(T* address, std::type_identity_t<T> expected,
+                               std::type_identity_t<T> value) {
+  return atomic_update(address, [=](T old) { return old == expected ? value : old; });
+}
+
+// --- the runtime, as far as src/cuda/launch calls it ---------------------------------------------
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoKernelImageForDevice = 209,
+};
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct cudaFuncAttributes {
+  std::size_t sharedSizeBytes;
+};
+using cudaStream_t = struct EmulatedStream*;
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  std::size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+
+cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t stream);
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t stream);
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes);
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorName(cudaError_t status);
+const char* cudaGetErrorString(cudaError_t status);
+
+template <class... Parameters>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Parameters...)) {
+  *attributes = {.sharedSizeBytes = 0};
+  return cudaSuccess;
+}
+template <class... Parameters>
+cudaError_t cudaFuncSetAttribute(void (*)(Parameters...), cudaFuncAttribute, int) {
+  return cudaSuccess;  // every block has all of the shared memory
+}
+
+cudaError_t launch_grid(const cudaLaunchConfig_t& config, const void* kernel,
+                        void (*call)(const void* arguments), const void* arguments,
+                        std::size_t argument_bytes);
+
+// Runs the grid at once: a launch has ended when it returns.
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  struct Packed {
+    void (*kernel)(Parameters...);
+    std::tuple<std::remove_cv_t<Parameters>...> arguments;
+  };
+  const Packed packed{kernel, {arguments...}};
+  const auto call = [](const void* packed_arguments) {
+    const auto& p = *static_cast<const Packed*>(packed_arguments);
+    std::apply(p.kernel, p.arguments);
+  };
+  return launch_grid(*config, reinterpret_cast<const void*>(kernel), call, &packed, sizeof(packed));
+}
+
+}  // namespace fastattn::emulation
+
+// The namespace that the file goes to sees all of it.
+namespace fastattn::cuda {
+using namespace fastattn::emulation;  // NOLINT(google-build-using-namespace)
+}

@@ -1,0 +1,157 @@
+// What <cuda_runtime.h> of the emulation declares.
+#include <cuda_runtime.h>
+
+#include <cstring>
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "emulation/grid.h"
+#include "emulation/guarded_memory.h"
+#include "emulation/observer.h"
+
+// Where the caller's instruction is; the intrinsics are inlined into kernels for this.
+#define FASTATTN_CALLER __builtin_extract_return_addr(__builtin_return_address(0))
+
+namespace fastattn::emulation {
+namespace {
+
+uint3 to_uint3(Index3 index) { return {index.x, index.y, index.z}; }
+Index3 to_index3(dim3 size) { return {.x = size.x, .y = size.y, .z = size.z}; }
+
+// A launch's scratch is allocated and freed by the thread that launches.
+using Allocation = std::unique_ptr<GuardedMemory>;
+std::vector<Allocation>& allocations() {
+  thread_local std::vector<Allocation> all;
+  return all;
+}
+
+}  // namespace
+
+uint3 thread_index() { return to_uint3(current_thread()->index); }
+uint3 block_index() { return to_uint3(current_thread()->block->block_index()); }
+uint3 block_dim() { return to_uint3(current_thread()->block->shape().block); }
+uint3 grid_dim() { return to_uint3(current_thread()->block->shape().grid); }
+int lane_index() { return current_thread()->lane; }
+void* dynamic_shared_memory() { return current_thread()->block->shared(); }
+
+void sync_threads() { current_thread()->block->sync_threads(FASTATTN_CALLER); }
+
+void sync_warp(unsigned mask) {
+  current_thread()->block->warp_op(
+      {.kind = WarpOpKind::kSync, .mask = mask, .pc = FASTATTN_CALLER});
+}
+
+std::uint64_t shuffle(unsigned mask, std::uint64_t value, int source_lane) {
+  return current_thread()->block->warp_op({.kind = WarpOpKind::kShuffle,
+                                           .mask = mask,
+                                           .pc = FASTATTN_CALLER,
+                                           .value = value,
+                                           .source_lane = source_lane});
+}
+
+unsigned ballot(unsigned mask, bool vote) {
+  return static_cast<unsigned>(
+      current_thread()->block->warp_op({.kind = WarpOpKind::kBallot,
+                                        .mask = mask,
+                                        .pc = FASTATTN_CALLER,
+                                        .value = static_cast<std::uint64_t>(vote)}));
+}
+
+void count_exponential() {
+  if (Observer* observer = current_thread()->block->observer()) observer->exponential();
+}
+
+void atomic_read(const void* address, std::size_t bytes, void* value) {
+  Thread& thread = *current_thread();
+  if (Observer* observer = thread.block->observer()) {
+    observer->access(thread, reinterpret_cast<std::uintptr_t>(address), bytes, Access::kAtomic,
+                     FASTATTN_CALLER);
+  }
+  if (bytes == sizeof(std::uint64_t)) {
+    __atomic_load(static_cast<const std::uint64_t*>(address), static_cast<std::uint64_t*>(value),
+                  __ATOMIC_RELAXED);
+  } else {
+    __atomic_load(static_cast<const std::uint32_t*>(address), static_cast<std::uint32_t*>(value),
+                  __ATOMIC_RELAXED);
+  }
+}
+
+bool atomic_replace(void* address, std::size_t bytes, void* expected, const void* wanted) {
+  if (bytes == sizeof(std::uint64_t)) {
+    std::uint64_t value = 0;
+    std::memcpy(&value, wanted, sizeof(value));
+    return __atomic_compare_exchange_n(static_cast<std::uint64_t*>(address),
+                                       static_cast<std::uint64_t*>(expected), value, false,
+                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+  }
+  std::uint32_t value = 0;
+  std::memcpy(&value, wanted, sizeof(value));
+  return __atomic_compare_exchange_n(static_cast<std::uint32_t*>(address),
+                                     static_cast<std::uint32_t*>(expected), value, false,
+                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+}
+
+cudaError_t cudaMallocAsync(void** pointer, std::size_t bytes, cudaStream_t) {
+  try {
+    Allocation& allocation = allocations().emplace_back(std::make_unique<GuardedMemory>(bytes));
+    *pointer = allocation->data();
+  } catch (const std::bad_alloc&) {
+    return cudaErrorMemoryAllocation;
+  }
+  if (Observer* observer = current_observer()) {
+    observer->add_region({"scratch memory", *pointer, bytes, true, false});
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaFreeAsync(void* pointer, cudaStream_t) {
+  if (Observer* observer = current_observer()) observer->remove_region(pointer);
+  std::erase_if(allocations(),
+                [pointer](const Allocation& each) { return each->data() == pointer; });
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
+  *free_bytes = 0;
+  *total_bytes = 0;
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorName(cudaError_t status) {
+  switch (status) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    default:
+      return "cudaErrorInvalidValue";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation ? "out of memory" : "invalid launch";
+}
+
+cudaError_t launch_grid(const cudaLaunchConfig_t& config, const void* kernel,
+                        void (*call)(const void* arguments), const void* arguments,
+                        std::size_t argument_bytes) {
+  const LaunchShape shape{.grid = to_index3(config.gridDim),
+                          .block = to_index3(config.blockDim),
+                          .dynamic_shared_bytes = config.dynamicSmemBytes};
+  const std::uint64_t threads =
+      std::uint64_t{shape.block.x} * shape.block.y * std::uint64_t{shape.block.z};
+  if (threads < 1 || threads > kMaxThreads || shape.grid.x < 1 || shape.grid.y < 1 ||
+      shape.grid.z < 1) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (shape.dynamic_shared_bytes > kMaxSharedBytes) return cudaErrorInvalidValue;
+  run_grid(
+      shape,
+      {.kernel = kernel, .call = call, .arguments = arguments, .argument_bytes = argument_bytes});
+  return cudaSuccess;
+}
+
+}  // namespace fastattn::emulation
