@@ -198,7 +198,10 @@ std::string Block::settle_barrier() {
     return message;
   }
   if (observer_ != nullptr) observer_->barrier(*this);
-  for (const auto& thread : threads_) thread->state = ThreadState::kReady;
+  for (const auto& thread : threads_) {
+    thread->state = ThreadState::kReady;
+    thread->furthest_pc = nullptr;
+  }
   return {};
 }
 
@@ -268,6 +271,7 @@ void Block::finish_warp_op(const std::vector<Thread*>& lanes) {
   for (const Thread* each : lanes) votes |= (each->op.value & 1U) << each->lane;
   for (Thread* each : lanes) {
     each->state = ThreadState::kReady;
+    each->furthest_pc = nullptr;
     if (op.kind == WarpOpKind::kBallot) {
       each->op.result = votes;
     } else if (op.kind == WarpOpKind::kShuffle) {

@@ -46,7 +46,8 @@ struct Thread {
   ThreadState state = ThreadState::kDone;
   const void* barrier_pc = nullptr;
   WarpOp op;
-  const void* furthest_pc = nullptr;  // that it went through since its last access (checked build)
+  // That it went through since its last access, or since it last met others (checked build).
+  const void* furthest_pc = nullptr;
   std::byte* stack = nullptr;
   class Block* block = nullptr;
   Fiber fiber;

@@ -112,9 +112,6 @@ class Rung:
 
 
 _WHOLE_SECTORS = "D % 8 == 0"
-# Else some lanes leave a loop over columns one turn before others. A GPU waits for them at its end;
-# the emulation, which sees memory accesses alone, has them begin the next row together.
-_WHOLE_WARPS = "D % 32 == 0 or D < 32"
 
 _V0 = Rung(
     "v0",
@@ -189,19 +186,15 @@ _V1 = Rung(
         "shared_read_transactions": Formula(
             "B*H*ceil(N/Bc)*(M*((1 + gcd(D, 32))*D + 3 + ceil(D/32)*(2*Bc + 3)) + 2*ceil(M/Br))",
             "a column of K, whose rows are D apart, takes gcd(D, 32) turns",
-            _WHOLE_WARPS,
         ),
         "shared_read_conflicts": Formula(
             "B*H*ceil(N/Bc)*M*D*(gcd(D, 32) - 1)",
             "the turns beyond the first of K's column",
-            _WHOLE_WARPS,
         ),
         "shared_write_transactions": Formula(
             "B*H*ceil(N/Bc)*(2*Bc*ceil(D/32) + ceil(M/Br)*(2*Br*ceil(D/32) + 2) + 6*M)",
             "one turn each",
-            _WHOLE_WARPS,
         ),
-        "shared_write_conflicts": Formula("0", "none", _WHOLE_WARPS),
         "exponentials": Formula(
             "2*32*B*H*ceil(N/Bc)*M", "each lane: its weight, and the factor of the old sum"
         ),
@@ -247,20 +240,16 @@ _V2 = Rung(
             "B*H*(ceil(M/Br)*ceil(N/Bc)*Br*((1 + gcd(D, 32))*D + 5 + ceil(D/32)*(2*Bc + 2))"
             " + M*(ceil(D/32) + 4))",
             "a column of K, whose rows are D apart, takes gcd(D, 32) turns",
-            _WHOLE_WARPS,
         ),
         "shared_read_conflicts": Formula(
             "B*H*ceil(M/Br)*ceil(N/Bc)*Br*D*(gcd(D, 32) - 1)",
             "the turns beyond the first of K's column",
-            _WHOLE_WARPS,
         ),
         "shared_write_transactions": Formula(
             "B*H*ceil(M/Br)*(Br*(2*ceil(D/32) + 2)"
             " + ceil(N/Bc)*(2*Bc*ceil(D/32) + Br*(ceil(D/32) + 6)))",
             "one turn each",
-            _WHOLE_WARPS,
         ),
-        "shared_write_conflicts": Formula("0", "none", _WHOLE_WARPS),
         "exponentials": Formula(
             "33*B*H*ceil(M/Br)*ceil(N/Bc)*Br", "each lane its weight; one lane the factor"
         ),
