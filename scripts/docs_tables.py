@@ -330,6 +330,32 @@ def counters(*names: str) -> str:
     return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
 
+# A count by formula, and the counter of the profile that counts the same.
+_COUNTED = {
+    "shared_read_requests": ("shared loads of a warp", "shared_loads"),
+    "shared_read_transactions": ("their turns", "load_wavefronts"),
+    "shared_read_conflicts": ("of these, conflicts", "load_bank_conflicts"),
+    "shared_write_requests": ("shared stores of a warp", "shared_stores"),
+    "shared_write_transactions": ("their turns", "store_wavefronts"),
+    "shared_write_conflicts": ("of these, conflicts", "store_bank_conflicts"),
+}
+
+
+def counted(*names: str) -> str:
+    """What the formulas, and so the emulation, count at the primary shape; what ncu measured."""
+    rows = []
+    for field, (label, counter) in _COUNTED.items():
+        cells = []
+        for name in names:
+            measured = profile_row(name)[counter]
+            cells += [f"{count(name, field):,}", "-" if measured is None else f"{measured:,}"]
+        rows.append([label, *cells])
+    head = [""]
+    for name in names:
+        head += [f"{name.upper()}, counted", "measured"]
+    return markdown(head, rows, "<" + ">" * (len(head) - 1))
+
+
 def _short(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
@@ -382,7 +408,7 @@ NAMES: dict[str, Any] = {
 }
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (launch, shared, counts, counters, times)
+    f.__name__: f for f in (launch, shared, counts, counters, counted, times)
 }
 
 

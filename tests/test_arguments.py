@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fastattn
+from fastattn import emulation
 
 DOCS = Path(__file__).parent.parent / "docs" / "errors.md"
 SHAPE = (1, 2, 3, 8)
@@ -122,9 +123,14 @@ def ml_dtype(name: str) -> Any:
     return getattr(pytest.importorskip("ml_dtypes"), name)
 
 
-def build_has_cuda(wanted: bool) -> None:
-    if ("cuda" in fastattn.show_config("dict")["backends"]) is not wanted:
-        pytest.skip("this build has the CUDA backend" if not wanted else "this build has no CUDA")
+def build_has(*, cuda: bool | None = None, emulation: bool | None = None) -> None:
+    found = {
+        "the CUDA backend": ("cuda" in fastattn.show_config("dict")["backends"], cuda),
+        "an emulation of the rungs": (bool(fastattn.kernels(emulated=True)), emulation),
+    }
+    for what, (is_there, wanted) in found.items():
+        if wanted is not None and is_there is not wanted:
+            pytest.skip(f"this build has {what}" if is_there else f"this build lacks {what}")
 
 
 # --- what the rows do -----------------------------------------------------------------------------
@@ -156,13 +162,30 @@ def in_functionalize() -> Any:
 
 
 def without_cuda(*arrays: Any, **options: Any) -> Call:
-    build_has_cuda(False)
+    build_has(cuda=False)
     return Call(*arrays, **options)
 
 
-def with_cuda(*arrays: Any, **options: Any) -> Call:
-    build_has_cuda(True)
-    return Call(*arrays, **options)
+def without_emulation(*, cuda: bool, **options: Any) -> Call:
+    build_has(cuda=cuda, emulation=False)
+    return Call(**options)
+
+
+def emulated(*arrays: Any, kernel: str, **options: Any) -> Call:
+    """A rung on arrays of the host."""
+    build_has(emulation=True)
+    return Call(*arrays, kernel=kernel, **options)
+
+
+class Run(Call):
+    """A call of emulation.run."""
+
+    def __init__(self, *arrays: Any, has: bool = True, **options: Any) -> None:
+        build_has(emulation=has)
+        super().__init__(*arrays, **{"kernel": "v3"} | options)
+
+    def __call__(self) -> Any:
+        return emulation.run(**self.arrays, **self.options)
 
 
 def aliased() -> Call:
@@ -262,10 +285,18 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "jax-torch": lambda: Call(jax_array(), tensor(), jax_array()),
     "kernel-unknown": lambda: Call(kernel="v99"),
     "kernel-type": lambda: Call(kernel=4),
-    "kernel-not-built": lambda: without_cuda(kernel="v0"),
-    "kernel-needs-gpu": lambda: with_cuda(kernel="v0"),
+    "kernel-not-built": lambda: without_emulation(cuda=False, kernel="v0"),
+    "kernel-needs-gpu": lambda: without_emulation(cuda=True, kernel="v0"),
     "kernel-needs-cpu": lambda: Call(*[cuda()] * 3, kernel="cpu"),
     "kernel-refuses": lambda: Call(*[cuda()] * 3, kernel="v0", causal=True),
+    "emulated-unknown": lambda: emulated(kernel="v99"),
+    "emulated-dtype": lambda: emulated(*[array(1, 2, 3, 64, dtype=np.float16)] * 3, kernel="v3"),
+    "emulated-causal": lambda: emulated(*[array(1, 2, 3, 64)] * 3, kernel="v3", causal=True),
+    "emulated-window": lambda: emulated(kernel="v1", window=(1, 0)),
+    "emulated-redirect": lambda: emulated(*[array(1, 2, 3, 80)] * 3, kernel="v3", causal=True),
+    "emulated-head-dim": lambda: emulated(*[array(1, 2, 3, 129)] * 3, kernel="v4"),
+    "emulated-head-dim-v": lambda: emulated(v=array(1, 2, 3, 4), kernel="v1"),
+    "emulated-length": lambda: emulated(q=array(1, 2, 4, 8), kernel="v0"),
     "causal-type": lambda: Call(causal=1),
     "causal-none": lambda: Call(causal=None),
     "causal-long": lambda: Call(causal="é" * 100),
@@ -316,6 +347,24 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "stream-negative": lambda: Call(stream=-1),
     "stream-with-jax": lambda: Call(*[jax_array()] * 3, stream=0),
     "scratch-too-large": lambda: Call(*large_on_cuda(), kernel="v0"),
+    "run-array": lambda: Run(q=None),
+    "run-list": lambda: Run(k=[[1.0]]),
+    "run-dtype": lambda: Run(v=array(dtype=np.float64)),
+    "run-half": lambda: Run(q=array(dtype=np.float16)),
+    "run-rank": lambda: Run(q=array(2, 3, 8)),
+    "run-shape": lambda: Run(k=array(1, 2, 4, 8)),
+    "run-kernel-type": lambda: Run(kernel=3),
+    "run-kernel-unknown": lambda: Run(kernel="v99"),
+    "run-kernel-other": lambda: Run(kernel="cpu"),
+    "run-kernel-auto": lambda: Run(kernel="auto"),
+    "run-refuses": lambda: Run(q=array(1, 2, 4, 8), kernel="v0"),
+    "run-head-dim": lambda: Run(*[array(1, 2, 3, 129)] * 3),
+    "run-scale": lambda: Run(scale="1"),
+    "run-scale-nan": lambda: Run(scale=float("nan")),
+    "run-seed-type": lambda: Run(seed=1.5),
+    "run-seed": lambda: Run(seed=-1),
+    "run-not-built": lambda: Run(has=False),
+    "kernels-type": lambda: lambda: fastattn.kernels(emulated=1),  # type: ignore[arg-type]
     "config-mode": lambda: lambda: fastattn.show_config("json"),  # type: ignore[call-overload]
 }
 NEED_GPU = {

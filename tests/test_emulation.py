@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +325,36 @@ def test_auto_never_takes_a_rung_for_host_arrays() -> None:
     # Large enough that the emulation would take minutes.
     large = np.zeros((1, 8, 2048, 64), np.float32)
     assert fastattn.forward(large, large, large).shape == large.shape
+
+
+def test_emulated_kernels_are_those_of_the_registry() -> None:
+    registry = re.findall(
+        r"^FASTATTN_CUDA_KERNEL\((\w+), \w+\)$",
+        (KERNELS.parent / "kernels.def").read_text(),
+        re.MULTILINE,
+    )
+    emulated = fastattn.kernels(emulated=True)
+    assert [kernel.name for kernel in emulated] == registry
+    assert {kernel.backend for kernel in emulated} == {"cpu"}
+    assert {kernel.min_compute_capability for kernel in emulated} == {0}
+    # On a GPU they take the same, and no other.
+    on_gpu = {kernel.name: kernel for kernel in fastattn.kernels() if kernel.backend == "cuda"}
+    for kernel in emulated if on_gpu else ():
+        as_on_host = dataclasses.replace(
+            on_gpu[kernel.name], backend="cpu", min_compute_capability=0
+        )
+        assert as_on_host == kernel
+
+
+@pytest.mark.parametrize("kernel", ["v3", "v4"])
+def test_other_head_dims_are_handed_on(kernel: str) -> None:
+    problem = case(17, 33, 80, h=2, kv=1)
+    q, k, v = helpers.inputs(problem)
+    out, by_v2 = (fastattn.forward(q, k, v, kernel=name) for name in (kernel, "v2"))
+    np.testing.assert_array_equal(out, by_v2)
+    helpers.expected(problem, "cpu").check(out)
+    (launch,) = checked(kernel, problem).launches
+    assert launch == checked("v2", problem).launches[0]
 
 
 @pytest.mark.parametrize("kernel", RUNGS)

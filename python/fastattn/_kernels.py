@@ -65,5 +65,14 @@ def kernels(*, emulated: bool = False) -> tuple[KernelInfo, ...]:
     Returns
     -------
     tuple of KernelInfo
+
+    Raises
+    ------
+    TypeError
+        ``emulated`` is not a bool.
     """
+    if not isinstance(emulated, bool):
+        raise TypeError(
+            f"emulated: got {emulated!r} of type {type(emulated).__name__}, takes True or False"
+        )
     return tuple(KernelInfo(**fields) for fields in _core.kernels(emulated))

@@ -249,7 +249,7 @@ def run(
     if emulate is None:
         raise NotImplementedError(
             "this build of fastattn has no emulation of the rungs: install it again with "
-            "FASTATTN_EMULATION=ON"
+            "FASTATTN_EMULATION=ON, on Linux and with GCC or Clang"
         )
     q, k, v = (_float32(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     testing._check_shapes(q, k, v)
@@ -269,6 +269,8 @@ def run(
 
 def _float32(x: Any, name: str) -> Array:
     """The array on the host, with a contiguous last dimension."""
+    if not hasattr(x, "__dlpack__"):
+        raise TypeError(f"{name}: got a {type(x).__name__}; takes an array that speaks DLPack")
     dtype = testing.dtype_name(x)
     if dtype in ("float16", "bfloat16"):
         raise NotImplementedError(f"{name}: got dtype {dtype}; the rungs take float32")

@@ -108,7 +108,13 @@ def implementations(device: str) -> list[Implementation]:
 
 
 def cuda_only(name: str) -> str | None:
-    """What forward() says of a CUDA kernel that this build lacks; None for any other name."""
+    """Why this build can't time a CUDA kernel that it lacks; None for any other name."""
+    if any(kernel.name == name for kernel in fastattn.kernels(emulated=True)):
+        return (
+            f"{name!r} is a CUDA kernel, and this build has no CUDA backend: build with "
+            f"FASTATTN_CUDA=ON (`python -m fastattn.explain {name}` emulates it, which says "
+            "nothing about its speed)"
+        )
     x = np.zeros((1, 1, 1, 1), np.float32)
     try:
         fastattn.forward(x, x, x, kernel=name)

@@ -264,7 +264,8 @@ def _watched(
 
 def _heading(explained: _Explained) -> Iterator[str]:
     e = explained
-    titles = {kernel.name: kernel.title for kernel in fastattn.kernels()}
+    kernels = (*fastattn.kernels(), *fastattn.kernels(emulated=True))
+    titles = {kernel.name: kernel.title for kernel in kernels}
     yield f"{e.name}: {titles[e.name]}" if e.name in titles else e.name
     if e.rung.name != e.name:
         yield f"{e.name} hands head dim {e.shape.head_dim} to {e.rung.name}."
