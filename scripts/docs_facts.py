@@ -259,6 +259,12 @@ def steps_record() -> dict[str, Any]:
     return _load(path, f"benchmarks/v4_steps/run.py --json {path.relative_to(ROOT)} on a GPU")
 
 
+def speed_record() -> dict[str, Any]:
+    """Of the emulated rungs."""
+    path = RESULTS / "emulation-cpu.json"
+    return _load(path, f"benchmarks/emulation_speed.py --json {path.relative_to(ROOT)}")
+
+
 def published() -> dict[str, Any]:
     """What was published for an RTX 4080; by another implementation of the same ladder."""
     record: dict[str, Any] = json.loads((LADDER / "published.json").read_text())

@@ -27,6 +27,7 @@ from docs_facts import (
     profile_row,
     published,
     rung,
+    speed_record,
     steps_record,
 )
 
@@ -356,6 +357,20 @@ def counted(*names: str) -> str:
     return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
 
+def emulation_speed() -> str:
+    """Seconds of the emulated rungs, plain and checked, beside the CPU kernel's."""
+    rows = speed_record()["rows"]
+    lengths = sorted({row["len_q"] for row in rows})
+    builds = ("plain", "checked")
+    took = {(row["impl"], row["build"], row["len_q"]): row["us"] / 1e6 for row in rows}
+    table = []
+    for name in dict.fromkeys(row["impl"] for row in rows):
+        keys = [(name, build, length) for build in builds for length in lengths]
+        table.append([name, *(number(took[key], 2) if key in took else "-" for key in keys)])
+    head = ["", *(f"{build}, N={length}" for build in builds for length in lengths)]
+    return markdown(head, table, "<" + ">" * (len(head) - 1))
+
+
 def _short(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
@@ -398,6 +413,7 @@ NAMES: dict[str, Any] = {
     "old": lambda name, key: published()["profile"][name][key],
     "published": published,
     "step": step,
+    "speed_cpu": lambda: speed_record()["meta"]["cpu"],
     "a_tile": a_tile,
     "number": number,
     "scaled": scaled,
@@ -408,7 +424,7 @@ NAMES: dict[str, Any] = {
 }
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (launch, shared, counts, counters, counted, times)
+    f.__name__: f for f in (launch, shared, counts, counters, counted, times, emulation_speed)
 }
 
 

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 SECTORS = {"global_read_sectors", "global_write_sectors"}
-KERNELS = Path(__file__).parent.parent / "src" / "cuda" / "kernels"
+ROOT = Path(__file__).parent.parent
+KERNELS = ROOT / "src" / "cuda" / "kernels"
 NUMPY = helpers.NumPy()
 
 
@@ -386,3 +387,33 @@ def test_results_hold_against_the_oracle_of_testing() -> None:
     q, k, v = helpers.inputs(case(64, 64))
     report = checked("v3", case(64, 64))
     assert testing.error(report.out, testing.reference(q, k, v)[0]) < 1e-6
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs" / "emulation.md").read_text()
+
+
+def test_the_page_lists_every_fault_with_what_is_said_of_it() -> None:
+    """What the checker says is held against these texts by the C++ tests."""
+    source = (ROOT / "cpp_tests" / "emulation" / "broken.cu").read_text()
+    entry = r'(?:BROKEN\(|\{")(\w+)"?,\s*"([\w ]+)",\s*"([^"]+)"'
+    broken = {name: (kind, says) for name, kind, says in re.findall(entry, source)}
+    assert set(broken) == set(re.findall(r"^__global__ void (\w+)", source, re.MULTILINE))
+    rows = re.findall(r"^\| .* \(`(\w+)`\) \| ([\w ]+) \| (.+) \|$", PAGE, re.MULTILINE)
+    assert [name for name, *_ in rows] == list(broken)
+    for name, kind, message in rows:
+        assert kind == broken[name][0]
+        assert broken[name][1] in message
+
+
+def test_the_page_s_debugger_shows_the_source_as_it_is() -> None:
+    source = (KERNELS / "v3_warp_local.cu").read_text().splitlines()
+    shown = re.findall(r"^(\d+)\t(.+)$", PAGE, re.MULTILINE)
+    assert shown
+    for number, text in shown:
+        assert source[int(number) - 1] == text
+    waits = {int(n) for n in re.findall(r"v3_warp_local\.cu:(\d+) (?:waits|goes)", PAGE)}
+    assert len(waits) == 3
+    for number in waits:
+        assert re.search(r"warp_max\(|warp_sum\(|__syncthreads\(", source[number - 1])

@@ -234,7 +234,7 @@ def run(
     -----
     Slow: about a tenth of a second for each thousand scores of a head.
     ``forward(q, k, v, kernel="v3")`` of NumPy arrays runs the same source without checks and
-    counts, ten times as fast.
+    counts, more than ten times as fast.
 
     An access out of range ends the run; what was not computed by then is NaN.
 
