@@ -331,29 +331,31 @@ def counters(*names: str) -> str:
     return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
 
-# A count by formula, and the counter of the profile that counts the same.
+# Of one kind of access to shared memory: counts by formula, and the profile's counters beside them.
 _COUNTED = {
-    "shared_read_requests": ("shared loads of a warp", "shared_loads"),
-    "shared_read_transactions": ("their turns", "load_wavefronts"),
-    "shared_read_conflicts": ("of these, conflicts", "load_bank_conflicts"),
-    "shared_write_requests": ("shared stores of a warp", "shared_stores"),
-    "shared_write_transactions": ("their turns", "store_wavefronts"),
-    "shared_write_conflicts": ("of these, conflicts", "store_bank_conflicts"),
+    "loads": {
+        "requests": ("shared_read_requests", "shared_loads"),
+        "turns": ("shared_read_transactions", "load_wavefronts"),
+        "conflicts": ("shared_read_conflicts", "load_bank_conflicts"),
+    },
+    "stores": {
+        "requests": ("shared_write_requests", "shared_stores"),
+        "turns": ("shared_write_transactions", "store_wavefronts"),
+        "conflicts": ("shared_write_conflicts", "store_bank_conflicts"),
+    },
 }
 
 
-def counted(*names: str) -> str:
+def counted(kind: str, *names: str) -> str:
     """What the formulas, and so the emulation, count at the primary shape; what ncu measured."""
     rows = []
-    for field, (label, counter) in _COUNTED.items():
+    for name in names:
         cells = []
-        for name in names:
+        for field, counter in _COUNTED[kind].values():
             measured = profile_row(name)[counter]
             cells += [f"{count(name, field):,}", "-" if measured is None else f"{measured:,}"]
-        rows.append([label, *cells])
-    head = [""]
-    for name in names:
-        head += [f"{name.upper()}, counted", "measured"]
+        rows.append([name.upper(), *cells])
+    head = [f"shared {kind}", *(x for what in _COUNTED[kind] for x in (what, "measured"))]
     return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
 
