@@ -28,7 +28,10 @@ _WORD = 2**64
 
 def _current() -> Any:
     """The emulated thread that runs on the selected thread of the process."""
-    thread = gdb.parse_and_eval(f"{_NAMESPACE}::current_thread()")
+    try:
+        thread = gdb.parse_and_eval(f"{_NAMESPACE}::current_thread()")
+    except gdb.error as error:
+        raise gdb.GdbError(f"needs a Debug build of libfastattn that runs: {error}") from None
     if not thread:
         raise gdb.GdbError("no rung runs on this thread: stop inside of a kernel first")
     return thread

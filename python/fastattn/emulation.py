@@ -232,7 +232,7 @@ def run(
 
     Notes
     -----
-    Slow: about a tenth of a second for each thousand scores of a head.
+    Slow: some 50 ms for each thousand scores of a head (docs/emulation.md has the measurements).
     ``forward(q, k, v, kernel="v3")`` of NumPy arrays runs the same source without checks and
     counts, more than ten times as fast.
 

@@ -48,7 +48,7 @@ _TITLES = {
 }
 _SECTOR = 32  # bytes
 _SEEDS = 3  # orders of the threads that --check tries
-_SECONDS_PER_SCORE = 1e-4  # of the emulation, within a factor of three for every rung
+_SECONDS_PER_SCORE = 5e-5  # of the checked emulation, within a factor of two for every rung
 
 _NOT_COUNTED = (
     "Counted are the accesses of the source: a GPU's compiler may join four neighbouring reads "
