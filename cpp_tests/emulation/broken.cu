@@ -165,6 +165,40 @@ __global__ void shared_memory_of_the_last_block(const float* input, float* outpu
   if (blockIdx.x == 1) output[threadIdx.x] = value;
 }
 
+// GCC puts the statics of templates elsewhere than others.
+template <int kSize>
+__global__ void race_in_a_template(const float* input, float* output) {
+  __shared__ float tile[kSize];
+  tile[threadIdx.x] = input[threadIdx.x];
+  output[threadIdx.x] = tile[63 - threadIdx.x];  // race_in_a_template
+}
+
+__global__ void misaligned_vector(const float* input, float* output) {
+  if (threadIdx.x >= 8) return;
+  const float4 value =
+      *reinterpret_cast<const float4*>(input + 4 * threadIdx.x + 1);  // misaligned_vector
+  output[threadIdx.x] = value.x;
+}
+
+__global__ void reads_what_others_update(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  if (threadIdx.x == 0) shared[0] = 0.0F;
+  __syncthreads();
+  atomicAdd(&shared[0], input[threadIdx.x]);
+  output[threadIdx.x] = shared[0];  // reads_what_others_update
+}
+
+__global__ void waits_for_a_flag(const float* input, float* output) {
+  volatile float* shared = dynamic_shared<float>();
+  shared[threadIdx.x] = 0.0F;
+  __syncthreads();
+  if (threadIdx.x != 33) {
+    while (shared[0] == 0.0F) {  // waits_for_a_flag
+    }
+  }
+  output[threadIdx.x] = input[threadIdx.x];
+}
+
 __global__ void sums_up_nothing(const float* input, float* output) {
   output[threadIdx.x] += input[threadIdx.x];  // sums_up_nothing
 }
@@ -200,6 +234,10 @@ constexpr testing::BrokenKernel kBroken[] = {
     BROKEN(uninitialised_shared_memory, "uninitialised", "shared memory, which nothing wrote"),
     {"shared_memory_of_the_last_block", "uninitialised", "which nothing wrote",
      run<shared_memory_of_the_last_block, 2>},
+    {"race_in_a_template", "race", "wrote with no barrier between", run<race_in_a_template<64>>},
+    BROKEN(misaligned_vector, "misaligned", "which is no multiple of 16"),
+    BROKEN(reads_what_others_update, "race", "which several threads updated"),
+    BROKEN(waits_for_a_flag, "barrier", "accesses without a barrier"),
     BROKEN(sums_up_nothing, "uninitialised", "of output, which nothing wrote"),
 };
 #undef BROKEN

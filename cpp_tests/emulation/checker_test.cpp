@@ -248,7 +248,7 @@ TEST(Right, GridsAndBlocksOfTwoDimensions) {
 }
 
 TEST(Right, VectorTypes) {
-  const Floats input = numbers();
+  alignas(16) const Floats input = numbers();
   const auto output = run_both<float, kFloats>(
       input, [](const auto& k, const float* in, float* out) { k.vectors(in, out); });
   for (int i = 0; i < kFloats; i += 4) {

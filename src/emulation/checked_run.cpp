@@ -1,4 +1,7 @@
+#include <pthread.h>
+
 #include <mutex>
+#include <new>
 
 #include "emulation/emulation.h"
 #include "emulation/observer.h"
@@ -8,6 +11,10 @@ namespace {
 
 // Static shared memory of the checked build is the process's, not a thread's.
 std::mutex one_run;
+
+// A run of another thread does not go on in a forked child, nor end there.
+[[maybe_unused]] const int watches_for_fork =
+    pthread_atfork(nullptr, nullptr, [] { new (&one_run) std::mutex; });
 
 }  // namespace
 

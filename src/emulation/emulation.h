@@ -16,7 +16,7 @@ namespace fastattn::emulation {
 class Observer;
 
 struct Finding {
-  std::string kind;  // "race", "barrier", "warp", "out of range", "uninitialised"
+  std::string kind;  // "race", "barrier", "warp", "out of range", "uninitialised", "misaligned"
   std::string message;
   std::string file;  // empty where no line is known
   int line = 0;

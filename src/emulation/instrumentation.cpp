@@ -3,6 +3,7 @@
 // index is outside of an array (-fsanitize=bounds).
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 
 #include "emulation/grid.h"
@@ -11,11 +12,17 @@
 namespace fastattn::emulation {
 namespace {
 
-void note(const void* address, std::size_t bytes, Access kind, const void* pc) {
+void note(const void* address, std::size_t bytes, Access kind, const void* pc,
+          std::size_t alignment = 1) {
+  // A linker may give the observer an instrumented copy of a function of the standard library.
+  static thread_local bool observing = false;
   Thread* thread = current_thread();
-  if (thread == nullptr || thread->block->observer() == nullptr) return;
-  thread->block->observer()->access(*thread, reinterpret_cast<std::uintptr_t>(address), bytes, kind,
-                                    pc);
+  if (observing || thread == nullptr || thread->block->observer() == nullptr) return;
+  observing = true;
+  const bool goes_on = thread->block->observer()->access(
+      *thread, reinterpret_cast<std::uintptr_t>(address), bytes, kind, pc, alignment);
+  observing = false;
+  if (!goes_on) thread->block->abandon();
 }
 
 }  // namespace
@@ -25,21 +32,25 @@ void note(const void* address, std::size_t bytes, Access kind, const void* pc) {
 #define FASTATTN_HOOK extern "C" __attribute__((visibility("hidden"))) void
 #define FASTATTN_NOTE(address, bytes, kind) \
   fastattn::emulation::note(address, bytes, fastattn::emulation::Access::kind, FASTATTN_CALLER)
+// Of a type whose alignment is its size: a GPU refuses another address.
+#define FASTATTN_NOTE_ALIGNED(address, bytes, kind)                                             \
+  fastattn::emulation::note(address, bytes, fastattn::emulation::Access::kind, FASTATTN_CALLER, \
+                            bytes)
 
 // NOLINTBEGIN(bugprone-reserved-identifier): the compiler chose the names
 #define FASTATTN_HOOKS_OF_SIZE(bytes)                                                              \
-  FASTATTN_HOOK __tsan_read##bytes(void* p) { FASTATTN_NOTE(p, bytes, kRead); }                    \
-  FASTATTN_HOOK __tsan_write##bytes(void* p) { FASTATTN_NOTE(p, bytes, kWrite); }                  \
+  FASTATTN_HOOK __tsan_read##bytes(void* p) { FASTATTN_NOTE_ALIGNED(p, bytes, kRead); }            \
+  FASTATTN_HOOK __tsan_write##bytes(void* p) { FASTATTN_NOTE_ALIGNED(p, bytes, kWrite); }          \
   FASTATTN_HOOK __tsan_unaligned_read##bytes(void* p) { FASTATTN_NOTE(p, bytes, kRead); }          \
   FASTATTN_HOOK __tsan_unaligned_write##bytes(void* p) { FASTATTN_NOTE(p, bytes, kWrite); }        \
-  FASTATTN_HOOK __tsan_volatile_read##bytes(void* p) { FASTATTN_NOTE(p, bytes, kRead); }           \
-  FASTATTN_HOOK __tsan_volatile_write##bytes(void* p) { FASTATTN_NOTE(p, bytes, kWrite); }         \
+  FASTATTN_HOOK __tsan_volatile_read##bytes(void* p) { FASTATTN_NOTE_ALIGNED(p, bytes, kRead); }   \
+  FASTATTN_HOOK __tsan_volatile_write##bytes(void* p) { FASTATTN_NOTE_ALIGNED(p, bytes, kWrite); } \
   FASTATTN_HOOK __tsan_unaligned_volatile_read##bytes(void* p) { FASTATTN_NOTE(p, bytes, kRead); } \
   FASTATTN_HOOK __tsan_unaligned_volatile_write##bytes(void* p) {                                  \
     FASTATTN_NOTE(p, bytes, kWrite);                                                               \
   }                                                                                                \
   FASTATTN_HOOK __tsan_read_write##bytes(void* p) {                                                \
-    FASTATTN_NOTE(p, bytes, kRead);                                                                \
+    FASTATTN_NOTE_ALIGNED(p, bytes, kRead);                                                        \
     FASTATTN_NOTE(p, bytes, kWrite);                                                               \
   }                                                                                                \
   FASTATTN_HOOK __tsan_unaligned_read_write##bytes(void* p) {                                      \
@@ -54,6 +65,22 @@ FASTATTN_HOOKS_OF_SIZE(16)
 
 FASTATTN_HOOK __tsan_read_range(void* p, std::size_t bytes) { FASTATTN_NOTE(p, bytes, kRead); }
 FASTATTN_HOOK __tsan_write_range(void* p, std::size_t bytes) { FASTATTN_NOTE(p, bytes, kWrite); }
+// Clang, for the copy of a struct.
+#define FASTATTN_COPY_HOOK(name)                                                                   \
+  extern "C" __attribute__((visibility("hidden"))) void* __tsan_##name(void* to, const void* from, \
+                                                                       std::size_t bytes) {        \
+    FASTATTN_NOTE(from, bytes, kRead);                                                             \
+    FASTATTN_NOTE(to, bytes, kWrite);                                                              \
+    return std::name(to, from, bytes);                                                             \
+  }
+FASTATTN_COPY_HOOK(memcpy)
+FASTATTN_COPY_HOOK(memmove)
+extern "C" __attribute__((visibility("hidden"))) void* __tsan_memset(void* to, int value,
+                                                                     std::size_t bytes) {
+  FASTATTN_NOTE(to, bytes, kWrite);
+  return std::memset(to, value, bytes);
+}
+
 FASTATTN_HOOK __tsan_vptr_read(void**) {}
 FASTATTN_HOOK __tsan_vptr_update(void**, void*) {}
 FASTATTN_HOOK __tsan_init() {}

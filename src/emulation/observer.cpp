@@ -10,12 +10,6 @@
 
 #include "emulation/source_line.h"
 
-// Where the linker puts static shared memory (see <cuda_runtime.h> of the emulation).
-extern "C" {
-extern __attribute__((weak, visibility("hidden"))) std::byte __start_fastattn_shared;
-extern __attribute__((weak, visibility("hidden"))) std::byte __stop_fastattn_shared;
-}
-
 namespace fastattn::emulation {
 namespace {
 
@@ -23,8 +17,12 @@ constexpr std::size_t kSectorBytes = 32;
 constexpr std::size_t kBankBytes = 4;
 constexpr std::size_t kBanks = 32;
 constexpr std::size_t kMostFindings = 100;
-constexpr int kDynamicShared = 0;  // places in Observer::regions_
+constexpr std::size_t kMostAccesses = std::size_t{1} << 22U;  // of a thread between two meetings
+constexpr int kDynamicShared = 0;                             // places in Observer::regions_
 constexpr int kStaticShared = 1;
+// In place of Cell::writer, where threads in no order updated a byte atomically.
+constexpr int kSeveral = -2;      // of this block, since its last barrier
+constexpr int kOtherBlocks = -3;  // of this launch
 
 std::string plural(std::size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
@@ -73,7 +71,7 @@ std::int64_t bank_turns(const Group& group, std::size_t bytes, std::int64_t* few
     }
     if (words.empty()) continue;
     std::ranges::sort(words);
-    words.erase(std::ranges::unique(words).begin(), words.end());
+    words.erase(std::unique(words.begin(), words.end()), words.end());
     std::array<std::int64_t, kBanks> in_bank{};
     for (const std::uintptr_t word : words) ++in_bank[word % kBanks];
     turns += *std::ranges::max_element(in_bank);
@@ -92,8 +90,7 @@ std::int64_t sectors(const Group& group) {
     }
   }
   std::ranges::sort(touched);
-  const auto repeated = std::ranges::unique(touched);
-  return std::ssize(touched) - std::ssize(repeated);
+  return std::unique(touched.begin(), touched.end()) - touched.begin();
 }
 
 }  // namespace
@@ -162,10 +159,11 @@ Region* Observer::region_of(std::uintptr_t address, std::size_t bytes, Access ki
   return nullptr;
 }
 
-bool Observer::may_touch(const Thread& thread, std::uintptr_t address) const {
+bool Observer::may_touch(const Thread& thread, std::uintptr_t address, Access kind) const {
   const auto stack = reinterpret_cast<std::uintptr_t>(thread.stack);
   if (address - stack < StackArena::kStackBytes) return true;
   if (address - arguments_ < argument_bytes_) return true;
+  if (kind != Access::kRead) return false;  // constants; what is beside a static array is not
   return std::ranges::any_of(
       images_, [address](const auto& image) { return address - image.first < image.second; });
 }
@@ -205,7 +203,6 @@ void Observer::refuse(const Thread& thread, std::uintptr_t address, std::size_t 
   }
   find("out of range", message, pc, thread.block->number(), thread.number);
   stop();
-  thread.block->abandon();
 }
 
 void Observer::out_of_bounds(const Thread& thread, std::int64_t index, const void* pc) {
@@ -222,9 +219,9 @@ void Observer::out_of_bounds(const Thread& thread, std::int64_t index, const voi
 bool Observer::ordered(const Thread& thread, std::uint32_t epoch, int other,
                        std::uint32_t clock) const {
   if (epoch < launch_epoch_) return true;
-  if (epoch < block_epoch_) return false;  // another block of this launch
+  if (other == kOtherBlocks || epoch < block_epoch_) return false;  // another block of this launch
   if (epoch < epoch_ || other == thread.number) return true;
-  if (other / kWarpSize != thread.warp) return false;
+  if (other == kSeveral || other / kWarpSize != thread.warp) return false;
   return clocks_[thread.number][other % kWarpSize] >= clock;
 }
 
@@ -286,8 +283,10 @@ void Observer::check(const Thread& thread, Region& region, std::uintptr_t addres
     if (cell.write_epoch != 0 && !(kind == Access::kAtomic && cell.atomic) &&
         !ordered(thread, cell.write_epoch, cell.writer, cell.write_clock)) {
       const std::string other =
-          cell.write_epoch < block_epoch_
+          cell.writer == kOtherBlocks || cell.write_epoch < block_epoch_
               ? ", which another block wrote in this launch"
+          : cell.writer == kSeveral
+              ? ", which several threads updated with no barrier between"
               : ", which thread " + std::to_string(cell.writer) + " wrote with no barrier between";
       if (reads) {
         report("race", other, cell.write_pc);
@@ -303,7 +302,7 @@ void Observer::check(const Thread& thread, Region& region, std::uintptr_t addres
     }
     if (writes) {
       const int reader = unordered_reader(thread, cell);
-      if (reader >= 0 && !(kind == Access::kAtomic && cell.atomic)) {
+      if (reader >= 0) {
         report("race",
                cell.read_epoch < block_epoch_
                    ? ", which another block read in this launch"
@@ -314,10 +313,18 @@ void Observer::check(const Thread& thread, Region& region, std::uintptr_t addres
           return each.pc == cell.read_pc && each.finding.kind == "uninitialised";
         });
       }
+      // Atomics need no order among themselves, but what is in order with the last of them need not be
+      // with the others.
+      int writer = thread.number;
+      if (kind == Access::kAtomic && cell.atomic && cell.write_epoch != 0 &&
+          !ordered(thread, cell.write_epoch, cell.writer, cell.write_clock)) {
+        writer = cell.writer == kOtherBlocks || cell.write_epoch < block_epoch_ ? kOtherBlocks
+                                                                                : kSeveral;
+      }
       cell.write_pc = pc;
       cell.write_epoch = epoch_;
       cell.write_clock = clocks_[thread.number][thread.lane];
-      cell.writer = static_cast<std::int16_t>(thread.number);
+      cell.writer = static_cast<std::int16_t>(writer);
       cell.atomic = kind == Access::kAtomic;
       cell.initialised = true;
       cell.read_epoch = 0;
@@ -340,15 +347,31 @@ void Observer::settle_write(const Thread& thread) {
   pending.bytes = 0;
 }
 
-void Observer::access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
-                      const void* pc) {
+bool Observer::access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
+                      const void* pc, std::size_t alignment) {
   const auto stack = reinterpret_cast<std::uintptr_t>(thread.stack);
-  if (address - stack < StackArena::kStackBytes) return;
+  if (address - stack < StackArena::kStackBytes) return true;
   settle_write(thread);
   Region* region = region_of(address, bytes, kind);
   if (region == nullptr) {
-    if (may_touch(thread, address)) return;
+    if (may_touch(thread, address, kind)) return true;
     refuse(thread, address, bytes, kind, pc);
+    return false;
+  }
+  if (traces_[thread.number].size() >= kMostAccesses) {
+    find("barrier",
+         "thread " + std::to_string(thread.number) + " has made " + std::to_string(kMostAccesses) +
+             " accesses without a barrier: it may wait for a thread whose turn comes at one",
+         pc, thread.block->number(), thread.number);
+    stop();
+    return false;
+  }
+  if (address % alignment != 0) {
+    find("misaligned",
+         "thread " + std::to_string(thread.number) + " " + verb(kind) + " " +
+             plural(bytes, "byte") + " at byte " + std::to_string(address - region->begin_) +
+             " of " + region->name_ + ", which is no multiple of " + std::to_string(alignment),
+         pc, thread.block->number(), thread.number);
   }
   if (!region->cells_.empty()) check(thread, *region, address, bytes, kind, pc);
   if (kind == Access::kAtomic) ++report_.counts.atomics;
@@ -362,6 +385,7 @@ void Observer::access(Thread& thread, std::uintptr_t address, std::size_t bytes,
                                     .bytes = static_cast<std::uint32_t>(bytes),
                                     .kind = kind,
                                     .is_shared = region->is_shared_});
+  return true;
 }
 
 // --- the course of a launch ----------------------------------------------------------------------
@@ -394,9 +418,31 @@ void Observer::begin_block(const Block& block) {
     return region;
   };
   regions_[kDynamicShared] = shared(block.shared(), block.shape().dynamic_shared_bytes);
-  const std::byte* first = &__start_fastattn_shared;
-  const std::byte* last = &__stop_fastattn_shared;
-  regions_[kStaticShared] = shared(first, static_cast<std::size_t>(last - first));
+  // Of the module that holds this function.
+  struct {
+    const void* here;
+    const void* begin = nullptr;
+    std::size_t bytes = 0;
+  } tls{.here = static_cast<const void*>(&kMostFindings)};
+  current_observer();  // from now on the module has its block of this thread
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* result) {
+        auto& found = *static_cast<decltype(tls)*>(result);
+        const auto at = reinterpret_cast<std::uintptr_t>(found.here) - info->dlpi_addr;
+        bool is_ours = false;
+        std::size_t bytes = 0;
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          is_ours |= segment.p_type == PT_LOAD && at - segment.p_vaddr < segment.p_memsz;
+          if (segment.p_type == PT_TLS) bytes = segment.p_memsz;
+        }
+        if (!is_ours) return 0;
+        found.begin = info->dlpi_tls_data;
+        found.bytes = found.begin == nullptr ? 0 : bytes;
+        return 1;
+      },
+      &tls);
+  regions_[kStaticShared] = shared(tls.begin, tls.bytes);
 }
 
 void Observer::end_block(const Block& block) {

@@ -68,9 +68,10 @@ class Observer {
   void begin_block(const Block& block);
   void end_block(const Block& block);
 
-  // From the instrumentation, on a fiber. Does not return where the access must not happen.
-  void access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
-              const void* pc);
+  // From the instrumentation, on a fiber. False where the access must not happen: the block is to be
+  // abandoned.
+  [[nodiscard]] bool access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
+                            const void* pc, std::size_t alignment = 1);
   [[noreturn]] void out_of_bounds(const Thread& thread, std::int64_t index, const void* pc);
 
   void barrier(const Block& block);                 // all threads are there
@@ -114,10 +115,10 @@ class Observer {
   };
   using Group = std::vector<std::pair<int, const Event*>>;  // lane, what it does
 
-  [[nodiscard]] bool may_touch(const Thread& thread, std::uintptr_t address) const;
+  [[nodiscard]] bool may_touch(const Thread& thread, std::uintptr_t address, Access kind) const;
   Region* region_of(std::uintptr_t address, std::size_t bytes, Access kind);
-  [[noreturn]] void refuse(const Thread& thread, std::uintptr_t address, std::size_t bytes,
-                           Access kind, const void* pc);
+  void refuse(const Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
+              const void* pc);
   void check(const Thread& thread, Region& region, std::uintptr_t address, std::size_t bytes,
              Access kind, const void* pc);
   [[nodiscard]] bool ordered(const Thread& thread, std::uint32_t epoch, int other,

@@ -65,8 +65,10 @@ void count_exponential() {
 void atomic_read(const void* address, std::size_t bytes, void* value) {
   Thread& thread = *current_thread();
   if (Observer* observer = thread.block->observer()) {
-    observer->access(thread, reinterpret_cast<std::uintptr_t>(address), bytes, Access::kAtomic,
-                     FASTATTN_CALLER);
+    if (!observer->access(thread, reinterpret_cast<std::uintptr_t>(address), bytes, Access::kAtomic,
+                          FASTATTN_CALLER, bytes)) {
+      thread.block->abandon();
+    }
   }
   if (bytes == sizeof(std::uint64_t)) {
     __atomic_load(static_cast<const std::uint64_t*>(address), static_cast<std::uint64_t*>(value),

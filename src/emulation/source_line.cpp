@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cerrno>
 #include <charconv>
 #include <cstdint>
 #include <filesystem>
@@ -30,12 +31,10 @@ std::string hex(std::uintptr_t value) {
 // hold anything.
 std::string output_of(const std::vector<std::string>& command) {
   std::array<int, 2> ends{};
-  if (pipe(ends.data()) != 0) return {};
+  if (pipe2(ends.data(), O_CLOEXEC) != 0) return {};
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_addclose(&actions, ends[0]);
-  posix_spawn_file_actions_addclose(&actions, ends[1]);
   posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   std::vector<char*> arguments;
   for (const std::string& each : command) arguments.push_back(const_cast<char*>(each.c_str()));
@@ -48,11 +47,15 @@ std::string output_of(const std::vector<std::string>& command) {
   std::string output;
   if (failed == 0) {
     std::array<char, 4096> buffer;
-    for (ssize_t size = 0; (size = read(ends[0], buffer.data(), buffer.size())) > 0;) {
-      output.append(buffer.data(), static_cast<std::size_t>(size));
+    ssize_t size = 0;
+    // A signal's handler may end either call early.
+    while ((size = read(ends[0], buffer.data(), buffer.size())) > 0 ||
+           (size < 0 && errno == EINTR)) {
+      if (size > 0) output.append(buffer.data(), static_cast<std::size_t>(size));
     }
     int status = 0;
-    waitpid(child, &status, 0);
+    while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
+    }
     if (status != 0) output.clear();
   }
   close(ends[0]);

@@ -20,13 +20,10 @@
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define __align__(bytes) alignas(bytes)
-#if FASTATTN_EMULATION_CHECKED
-// Where the observer finds it. One block runs at a time in the whole process.
-#define __shared__ static __attribute__((section("fastattn_shared")))
-#else
-// A block stays on one OS thread, and an OS thread runs one block at a time.
+// A block stays on one OS thread, and an OS thread runs one block at a time. The observer takes the
+// thread-local memory of the module for it. (Not a section of its own: GCC leaves the statics of
+// templates out of it without a word.)
 #define __shared__ static thread_local
-#endif
 // In the caller's line for a debugger and for the checker, though it stands here.
 #define FASTATTN_INTRINSIC inline __attribute__((always_inline, artificial))
 
@@ -67,13 +64,13 @@ void* dynamic_shared_memory();
 template <uint3 (*kRead)()>
 struct BuiltIn {
   struct X {
-    explicit(false) operator unsigned() const { return kRead().x; }
+    FASTATTN_INTRINSIC explicit(false) operator unsigned() const { return kRead().x; }
   } x;
   struct Y {
-    explicit(false) operator unsigned() const { return kRead().y; }
+    FASTATTN_INTRINSIC explicit(false) operator unsigned() const { return kRead().y; }
   } y;
   struct Z {
-    explicit(false) operator unsigned() const { return kRead().z; }
+    FASTATTN_INTRINSIC explicit(false) operator unsigned() const { return kRead().z; }
   } z;
 };
 inline constexpr BuiltIn<thread_index> threadIdx = {};
