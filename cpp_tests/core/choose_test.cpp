@@ -61,19 +61,41 @@ TEST(Choose, HeadDimBeyondTheKernel) {
                [] { choose_kernel(call({.head_dim = 512, .head_dim_v = 512}), {}); });
 }
 
-#if FASTATTN_HAVE_CUDA
 TEST(Choose, CudaKernelWithCpuArrays) {
+  if (!emulated_kernels().empty()) {
+    const Kernel& kernel = choose_kernel(call(), {}, "v4");
+    EXPECT_EQ(kernel.name, "v4");
+    EXPECT_EQ(kernel.backend, Backend::kCpu);
+    EXPECT_EQ(choose_kernel(call({.head_dim = 80, .head_dim_v = 80}), {}, "v4").name, "v2");
+    expect_error(Kind::kUnsupported, {"'v2'", "'v4' redirects", "head_dim 129", "'cpu'"},
+                 [] { choose_kernel(call({.head_dim = 129, .head_dim_v = 129}), {}, "v4"); });
+    return;
+  }
+#if FASTATTN_HAVE_CUDA
   expect_error(Kind::kValue, {"'v4'", "cuda", "cpu"}, [] { choose_kernel(call(), {}, "v4"); });
-}
 #else
+  expect_error(Kind::kUnsupported, {"'v4'", "CUDA", "FASTATTN_CUDA=ON"},
+               [] { choose_kernel(call(), {}, "v4"); });
+#endif
+}
+
+// Never "auto": AutoOnTheCpuIsTheCpuKernel.
+TEST(Registry, EmulatedKernelsAreTheCudaKernelsForTheHost) {
+  for (const Kernel* kernel : emulated_kernels()) {
+    EXPECT_EQ(kernel->backend, Backend::kCpu) << kernel->name;
+    EXPECT_EQ(kernel->capabilities.min_compute_capability, 0) << kernel->name;
+    const Kernel* on_gpu = find_kernel(kernel->name);  // null without CUDA
+    if (on_gpu == nullptr) continue;
+    EXPECT_EQ(on_gpu->backend, Backend::kCuda) << kernel->name;
+    EXPECT_EQ(on_gpu->title, kernel->title);
+    EXPECT_EQ(on_gpu->redirect, kernel->redirect);
+  }
+}
+
+#if !FASTATTN_HAVE_CUDA
 TEST(Choose, CudaArraysInACpuOnlyBuild) {
   expect_error(Kind::kUnsupported, {"CUDA", "FASTATTN_CUDA=ON"},
                [] { choose_kernel(call(), {.backend = Backend::kCuda}); });
-}
-
-TEST(Choose, CudaKernelInACpuOnlyBuild) {
-  expect_error(Kind::kUnsupported, {"'v4'", "CUDA", "FASTATTN_CUDA=ON"},
-               [] { choose_kernel(call(), {}, "v4"); });
 }
 #endif
 
