@@ -114,7 +114,7 @@ class Finding:
     kind : str
         "race" (shared memory that another thread wrote or read, with no barrier between), "barrier"
         (one that not all threads reach), "warp" (a shuffle or ``__syncwarp`` that names an absent
-        lane), "out of range" or "uninitialised" (of shared or global memory).
+        lane), "out of range", "misaligned" or "uninitialised" (of shared or global memory).
     message : str
         One line.
     file : str
@@ -269,6 +269,8 @@ def run(
 
 def _float32(x: Any, name: str) -> Array:
     """The array on the host, with a contiguous last dimension."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name}: got a masked array, whose mask would be lost; takes plain arrays")
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"{name}: got a {type(x).__name__}; takes an array that speaks DLPack")
     dtype = testing.dtype_name(x)
