@@ -59,7 +59,10 @@ def violations(relative: Path, text: str) -> list[str]:
                 found.append(f"{name}: only src/bindings knows Python")
         elif CUDA_HEADER.match(name):
             # The emulation has a <cuda_runtime.h> of its own.
-            if not layer.startswith(("cuda", "emulation")) or relative.as_posix() == "cuda/device.h":
+            if (
+                not layer.startswith(("cuda", "emulation"))
+                or relative.as_posix() == "cuda/device.h"
+            ):
                 found.append(f"{name}: CUDA headers stay in src/cuda")
         elif (SOURCE / name).is_file():
             target = layer_of(Path(name))
