@@ -136,9 +136,9 @@ _COUNTS = {
     "shared_write_transactions": "shared writes, turns of the banks",
     "shared_write_conflicts": "of these, conflicts",
     "exponentials": "exponentials",
-    "barriers": "barriers, a block each",
+    "barriers": "barriers of a block",
     "warp_barriers": "barriers of a warp",
-    "shuffles": "shuffles, a warp each",
+    "shuffles": "shuffles of a warp",
 }
 
 
