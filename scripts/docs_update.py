@@ -13,7 +13,8 @@ A page holds its prose and these blocks, of which only the part between the mark
 A quote runs from the line that contains the first text to the one that contains the last; each must
 stand on exactly one line of the file. A table is a function of ``docs_tables``, a value an
 expression over the names of ``docs_values``. Where a record that they need is not in the tree, what
-the page holds stays. A value may not begin a line: Markdown would take the line for HTML.
+the page holds stays, and a check fails. A value may not begin a line: Markdown would take the line
+for HTML.
 """
 
 from __future__ import annotations
@@ -199,7 +200,9 @@ def update(write: bool) -> Report:
 def main() -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; 1 if anything is old or not filled"
+    )
     arguments = parser.parse_args()
     console = Console()
     try:
@@ -210,10 +213,11 @@ def main() -> int:
     for name in report.changed:
         console.line(f"{name}: {'out of date' if arguments.check else 'written'}")
     for reason in report.missing:
-        console.line(f"not filled: {reason}", "dim")
-    if not report.changed:
+        console.line(f"not filled: {reason}", "bad" if arguments.check else "dim")
+    stale = bool(report.changed or report.missing)
+    if not stale:
         console.line("pages and figures are up to date", "good")
-    return 1 if arguments.check and report.changed else 0
+    return int(arguments.check and stale)
 
 
 if __name__ == "__main__":

@@ -144,6 +144,7 @@ def test_one_rung(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
     assert f"{SHAPE.flop / bytes_asked:.2f}" in text
     assert "a_kernel: 4 blocks of 256 threads, 512 bytes of shared memory" in text
     assert "DIFFER" not in text
+    assert "Zero: conflicts of shared writes, barriers of a warp, votes of a warp, atomics." in text
     assert "fastattn.profile" in text  # what DRAM moves is measured, not counted
 
 
@@ -152,7 +153,7 @@ def test_a_count_that_differs_fails(capsys: pytest.CaptureFixture[str], fake: Fa
     status, text = run(capsys, "v3")
     assert status == 1
     (line,) = (line for line in text.splitlines() if "DIFFER" in line)
-    assert line.split()[:4] == ["__syncthreads", "7", "128", "DIFFER"]
+    assert line.split()[3:7] == ["block", "7", "128", "DIFFER"]
     status, text = run(capsys, "all")
     assert status == 1
     assert text.count("DIFFER") == 5
@@ -227,9 +228,9 @@ def test_check(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
     fake()
     status, text = run(capsys, "all", "--check", "--seq-len", "8")
     assert status == 0
-    rows = {line.split()[0]: line.split()[1:5] for line in text.splitlines() if line}
+    rows = {line.split()[0]: line.split()[1:6] for line in text.splitlines() if line}
     for name in RUNGS:
-        assert rows[name] == ["0", "to", "2", "0"]
+        assert rows[name] == ["0", "to", "2", "nothing", "found"]
 
 
 def test_findings_fail(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
@@ -239,6 +240,7 @@ def test_findings_fail(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
         assert status == 1
         # Once, though every seed shows it.
         assert text.count("broken.cu:12: race: reads what thread 3 wrote (block 1, thread 40)") == 1
+        assert ("0 to 2      1 finding " in text) == ("--check" in arguments)
 
 
 def test_a_run_that_a_fault_ended_fails(
@@ -302,6 +304,10 @@ def test_a_long_run_is_told_of(capsys: pytest.CaptureFixture[str], fake: Fake) -
     assert status == 0
     assert "--formulas takes none" in text
     assert "--formulas" not in run(capsys, "v1", "--seq-len", "256", "--head-dim", "1")[1]
+    # The orders that --check tries count, and no formula finds a race.
+    status, text = run(capsys, "v1", "--seq-len", "300", "--head-dim", "1", "--check")
+    assert status == 0
+    assert "270,000 scores take the emulation 14 seconds or so." in text
 
 
 def test_progress_counts_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,6 +241,23 @@ def test_update_writes_and_check_does_not(
     assert capsys.readouterr().out.splitlines() == ["page.md: out of date", "page.md: written"]
 
 
+@pytest.mark.parametrize(("arguments", "status"), [(["--check"], 1), ([], 0)])
+def test_a_check_fails_where_a_record_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    status: int,
+) -> None:
+    def outputs(report: docs_update.Report) -> dict[Path, str]:
+        report.lacks(MissingRecordError("no row of v9"))
+        return {}
+
+    monkeypatch.setattr(docs_update, "outputs", outputs)
+    monkeypatch.setattr(sys, "argv", ["docs_update", *arguments])
+    assert docs_update.main() == status
+    assert capsys.readouterr().out.splitlines() == ["not filled: no row of v9"]
+
+
 # --- what the pages are computed from -------------------------------------------------------------
 
 

@@ -293,9 +293,20 @@ def test_a_build_without_cuda_says_so(
 ) -> None:
     monkeypatch.setattr(fastattn, "kernels", lambda: KERNELS[:1])
     monkeypatch.setattr(fastattn, "show_config", lambda mode: {"backends": ["cpu"]})
-    for name in ("v4", "all"):
-        assert main([name]) == 2
-        assert "no CUDA backend" in capsys.readouterr().out
+    for arguments in (["v4"], ["all"], ["v3", "all"]):
+        assert main(arguments) == 2
+        said = capsys.readouterr().out
+        assert "no CUDA backend: on a machine with a GPU, install it again" in said
+        assert f"`python -m fastattn.explain {arguments[-1]}`" in said
+        shown = re.search(r"`--from (\S+)`", said)
+        assert shown
+        assert (ROOT / shown[1]).is_file()
+    # What no build has is said first.
+    for arguments in (["v9"], ["v4", "v9"]):
+        assert main(arguments) == 2
+        said = capsys.readouterr().out
+        assert "unknown kernel 'v9'; known: all, v1, v2, v3, v4" in said
+        assert "CUDA backend" not in said
 
 
 def test_a_machine_without_gpu_says_so(
@@ -303,7 +314,9 @@ def test_a_machine_without_gpu_says_so(
 ) -> None:
     monkeypatch.setattr(command, "gpus", list)
     assert main(["all"]) == 2
-    assert "No GPU is seen" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No GPU is seen" in said
+    assert "`python -m fastattn.explain all`" in said
 
 
 def test_rungs_of_several_kernels_are_those_of_the_sources() -> None:

@@ -25,36 +25,43 @@ from fastattn.benchmark import source_root
 from fastattn.benchmark._record import prepare_record
 from fastattn.explain._formulas import FLOP, RUNGS, Rung, Shape, acting
 
-# A count of emulation.Counts, and what a reader calls it.
+# A count of emulation.Counts, and what the ladder's pages call it.
 _TITLES = {
     "global_read_bytes": "global bytes read",
     "global_write_bytes": "global bytes written",
-    "global_read_requests": "global read requests",
-    "global_write_requests": "global write requests",
-    "global_read_sectors": "global sectors read",
-    "global_write_sectors": "global sectors written",
-    "shared_read_requests": "shared read requests",
-    "shared_read_transactions": "shared read transactions",
-    "shared_read_conflicts": "  of these conflicts",
-    "shared_write_requests": "shared write requests",
-    "shared_write_transactions": "shared write transactions",
-    "shared_write_conflicts": "  of these conflicts",
+    "global_read_requests": "global reads, requests",
+    "global_write_requests": "global writes, requests",
+    "global_read_sectors": "32-byte sectors read",
+    "global_write_sectors": "32-byte sectors written",
+    "shared_read_requests": "shared reads, requests",
+    "shared_read_transactions": "shared reads, turns",
+    "shared_read_conflicts": "  of these, conflicts",
+    "shared_write_requests": "shared writes, requests",
+    "shared_write_transactions": "shared writes, turns",
+    "shared_write_conflicts": "  of these, conflicts",
     "exponentials": "exponentials",
-    "barriers": "__syncthreads",
-    "warp_barriers": "__syncwarp",
-    "shuffles": "warp shuffles",
-    "votes": "warp votes",
+    "barriers": "barriers of a block",
+    "warp_barriers": "barriers of a warp",
+    "shuffles": "shuffles of a warp",
+    "votes": "votes of a warp",
     "atomics": "atomics",
+}
+# Away from the line above them in a table.
+_ALONE = {
+    "shared_read_conflicts": "conflicts of shared reads",
+    "shared_write_conflicts": "conflicts of shared writes",
 }
 _SECTOR = 32  # bytes
 _SEEDS = 3  # orders of the threads that --check tries
 _SECONDS_PER_SCORE = 5e-5  # of the checked emulation, within a factor of two for every rung
 
 _NOT_COUNTED = (
-    "Counted are the accesses of the source: a GPU's compiler may join four neighbouring reads "
-    "into one. Multiply-adds are not counted; the FLOP are those of the formula. A sector is 32 "
-    "bytes, and those counted are the most that can move between L1 and L2. What reaches DRAM "
-    "depends on the L2 of the card, and `python -m fastattn.profile` measures it."
+    "Counted are the accesses of the source: a GPU's compiler may join two or four neighbouring "
+    "reads into one of 8 or 16 bytes. A request is a warp's; a turn is a clock of an SM's shared "
+    "memory, and conflicts are turns beyond the fewest. Barriers are __syncthreads of a block and "
+    "__syncwarp of a warp. Multiply-adds are not counted; the FLOP are those of the formula. The "
+    "sectors are the most that can move between L1 and L2. What reaches DRAM depends on the L2 of "
+    "the card: fastattn.profile measures it."
 )
 
 
@@ -105,7 +112,7 @@ class _Explained:
         named = {
             "FLOP per global byte that threads ask for": ("global_{}_bytes", 1),
             "FLOP per byte of the sectors": ("global_{}_sectors", _SECTOR),
-            "FLOP per shared transaction": ("shared_{}_transactions", 1),
+            "FLOP per turn of shared memory": ("shared_{}_transactions", 1),
         }
         found = {}
         for name, (field, unit) in named.items():
@@ -226,7 +233,7 @@ class _Runner:
     def run(self, name: str, seed: int, progress: Progress) -> _Explained:
         report = _watched(
             progress,
-            f"{name}, thread by thread",
+            f"{name}, thread by thread, seed {seed}",
             lambda: emulation.run(self.q, self.k, self.v, kernel=name, seed=seed),
         )
         try:
@@ -262,6 +269,10 @@ def _watched(
     return done[0]
 
 
+def _plural(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
 def _heading(explained: _Explained) -> Iterator[str]:
     e = explained
     kernels = (*fastattn.kernels(), *fastattn.kernels(emulated=True))
@@ -270,14 +281,17 @@ def _heading(explained: _Explained) -> Iterator[str]:
     if e.rung.name != e.name:
         yield f"{e.name} hands head dim {e.shape.head_dim} to {e.rung.name}."
     for launch in () if e.report is None else e.report.launches:
-        blocks = "1 block" if launch.blocks == 1 else f"{launch.blocks:,} blocks"
-        text = f"{launch.kernel}: {blocks} of {launch.threads} threads"
+        text = f"{launch.kernel}: {_plural(launch.blocks, 'block')} of {launch.threads} threads"
         if launch.dynamic_shared_bytes:
             text += f", {launch.dynamic_shared_bytes:,} bytes of shared memory"
         yield text
     if e.rung.tiles:
         tiles = " ".join(f"{name}={n}" for name, n in e.rung.tiles.items())
         yield f"{tiles} (rows and keys of a tile, warps of a block)"
+
+
+def _title(count: str) -> str:
+    return _ALONE.get(count, _TITLES[count])
 
 
 def _number(n: int | None) -> str:
@@ -303,7 +317,7 @@ def _explain(console: Console, explained: _Explained) -> None:
     none = []
     for name, title in _TITLES.items():
         if not e.counts[name] and name not in e.rung.formulas and name not in e.wrong:
-            none.append(title.strip())
+            none.append(_title(name))
             continue
         cells = [title, _number(e.predicted[name]), e.text(name)]
         if e.report is not None:
@@ -312,7 +326,7 @@ def _explain(console: Console, explained: _Explained) -> None:
             cells[3:3] = [agree]
         console.row(columns, cells, "bad" if name in e.wrong else "plain")
     if none:
-        console.line(f"None: {', '.join(dict.fromkeys(none))}.", "dim")
+        console.line(f"Zero: {', '.join(none)}.", "dim")
     console.line()
     ratios = (Column("", 42, "<"), Column("", 22))
     console.row(ratios, [f"FLOP = {FLOP}", f"{e.shape.flop:,}"])
@@ -340,7 +354,7 @@ def _compare(console: Console, all_explained: Sequence[_Explained]) -> None:
     for e in all_explained:
         for name in e.wrong:
             console.line(
-                f"{e.name}: {_TITLES[name].strip()} DIFFER from the formula, "
+                f"{e.name}: {_title(name)} DIFFER from the formula, "
                 f"{e.text(name)} = {_number(e.predicted[name])}",
                 "bad",
             )
@@ -398,7 +412,7 @@ def _lines(console: Console, explained: _Explained) -> None:
             sources.line(x.file, x.line),
         ]
         console.row(columns, cells, "bad" if x.conflicts else "plain")
-    console.line("Turns: transactions of shared memory, sectors of global memory; each: a request.")
+    console.line("Turns: of shared memory; of global memory, sectors. Each: turns a request.")
     if not any(sources.line(x.file, x.line) for x in cost):
         console.line("The text of the lines is shown inside of a source tree.")
 
@@ -417,7 +431,7 @@ def _check(console: Console, runner: _Runner, names: Sequence[str], seed: int) -
     columns = (
         Column("kernel", 6, "<"),
         Column("seeds", 12),
-        Column("findings", 8),
+        Column("found", 13),
         Column("error", 8),
     )
     console.header(columns)
@@ -437,22 +451,23 @@ def _check(console: Console, runner: _Runner, names: Sequence[str], seed: int) -
                     found.setdefault((finding.kind, finding.file, finding.line), finding)
                 progress.advance()
             wrong = bool(found) or math.inf in errors
-            cells = [name, f"{seeds[0]} to {seeds[-1]}", str(len(found)), f"{max(errors):.1e}"]
+            said = "nothing found" if not found else _plural(len(found), "finding")
+            cells = [name, f"{seeds[0]} to {seeds[-1]}", said, f"{max(errors):.1e}"]
             console.row(columns, cells, "bad" if wrong else "good")
             _findings(console, found.values())
             clean &= not wrong
     return clean
 
 
-def _warn(console: Console, rungs: int, shape: Shape) -> None:
-    scores = rungs * shape.batch * shape.heads * shape.len_q * shape.len_kv
-    minutes = scores * _SECONDS_PER_SCORE / 60
-    if minutes >= 2:
-        console.line(
-            f"{scores:,} scores take the emulation {minutes:,.0f} minutes or so; --formulas takes "
-            "none.",
-            "dim",
-        )
+def _warn(console: Console, runs: int, shape: Shape, check: bool) -> None:
+    """Says before a long run how long it is: in a pipe no progress is shown."""
+    scores = runs * shape.batch * shape.heads * shape.len_q * shape.len_kv
+    seconds = scores * _SECONDS_PER_SCORE
+    if seconds < 10:
+        return
+    time_text = f"{seconds / 60:,.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
+    text = f"{scores:,} scores take the emulation {time_text} or so"
+    console.line(f"{text}." if check else f"{text}; --formulas takes none.", "dim")
 
 
 def _run(console: Console, runner: _Runner, names: Sequence[str], seed: int) -> list[_Explained]:
@@ -507,7 +522,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.formulas:
             explained = [_Explained(name, shape) for name in names]
         else:
-            _warn(console, len(names), shape)
+            _warn(console, len(names) * (_SEEDS if args.check else 1), shape, args.check)
             runner = _Runner(shape, args.seed)
             if args.check:
                 return 0 if _check(console, runner, names, args.seed) else 1

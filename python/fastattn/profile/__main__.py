@@ -15,7 +15,14 @@ from fastattn.benchmark import _machine, _record
 from fastattn.benchmark._meta import gpus, new_record
 from fastattn.profile import _ncu, _report, _roofline
 from fastattn.profile._metrics import make_row
-from fastattn.profile._rungs import SEVERAL_KERNELS, Shape, profiled, refusal
+from fastattn.profile._rungs import (
+    SEVERAL_KERNELS,
+    Shape,
+    has_cuda,
+    profiled,
+    refusal,
+    without_gpu,
+)
 
 _PRIMARY = Shape()
 
@@ -140,15 +147,18 @@ def _choose(console: Console, args: argparse.Namespace, shape: Shape) -> list[st
         if reason is not None:
             console.line(f"{reason}.", "bad")
             return None
-    if "cuda" not in fastattn.show_config("dict")["backends"]:
-        console.line("This build of fastattn has no CUDA backend: there is nothing to run.", "bad")
-        return None
-    if not gpus():
-        console.line(
-            "No GPU is seen here, and a profile needs one. A record made on another machine is "
-            "shown with --from FILE.",
-            "bad",
+    asked = "all" if "all" in args.rung else named[0]
+    missing = None
+    if not has_cuda():
+        missing = (
+            "This build of fastattn has no CUDA backend: on a machine with a GPU, install it again "
+            "with FASTATTN_CUDA=ON in the environment."
         )
+    elif not gpus():
+        missing = "No GPU is seen here, and a profile needs one."
+    if missing is not None:
+        console.line(missing, "bad")
+        console.line(without_gpu(asked))
         return None
     if "all" not in args.rung:
         return [name for name in profiled() if name in named]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import fastattn
 from fastattn import KernelInfo
+from fastattn.explain import RUNGS
 
 # One duration, occupancy and point on the roofline describe one CUDA kernel. What launches several
 # in a call is known here, so that it is refused before anything runs; a rung that is missing here
@@ -30,6 +31,20 @@ class Shape:
         return 4 * self.batch * self.heads * self.length * self.length * self.head_dim
 
 
+def has_cuda() -> bool:
+    """Whether this build can run a kernel on a GPU."""
+    return "cuda" in fastattn.show_config("dict")["backends"]
+
+
+def without_gpu(name: str) -> str:
+    """What there is of a rung, or of all, where nothing can be measured."""
+    return (
+        f"Without a GPU, `python -m fastattn.explain {name}` counts what the source does, and "
+        "`--from benchmarks/results/profile-nvidia-h200.json`, a file of the source tree, shows "
+        "what was measured on an H200."
+    )
+
+
 def refusal(name: str, shape: Shape) -> str | None:
     """Why ``name`` has no profile of this shape, in one sentence; None where it has one."""
     if name in _REFERENCES or name.startswith("torch_"):
@@ -45,9 +60,11 @@ def refusal(name: str, shape: Shape) -> str | None:
     known = {kernel.name: kernel for kernel in fastattn.kernels()}
     kernel = known.get(name)
     if kernel is None:
-        if "cuda" not in fastattn.show_config("dict")["backends"]:
-            return f"{name}: this build of fastattn has no CUDA backend, so there is nothing to run"
-        return f"unknown kernel {name!r}; known: all, {', '.join(profiled())}"
+        # A build without CUDA has no rungs, but knows what they are called.
+        rungs = profiled() or [rung for rung in RUNGS if rung not in SEVERAL_KERNELS]
+        if name in rungs and not has_cuda():
+            return None  # nothing is wrong with the name: what the build lacks is said of all
+        return f"unknown kernel {name!r}; known: all, {', '.join(rungs)}"
     if kernel.backend != "cuda":
         return f"{name} runs on the CPU, and ncu sees GPUs only"
     return _shape_refusal(kernel, shape)
