@@ -62,6 +62,39 @@ void count_exponential() {
   if (Observer* observer = current_thread()->block->observer()) observer->exponential();
 }
 
+void copy_later(void* shared, const void* global, int bytes, int valid) {
+  Thread& thread = *current_thread();
+  thread.copies.push_back({.target = static_cast<std::byte*>(shared),
+                           .source = static_cast<const std::byte*>(global),
+                           .bytes = bytes,
+                           .valid = valid,
+                           .group = thread.copy_group,
+                           .pc = FASTATTN_CALLER});
+}
+
+void commit_copies() { ++current_thread()->copy_group; }
+
+void finish_copies(int groups_left) {
+  Thread& thread = *current_thread();
+  Observer* observer = thread.block->observer();
+  const int first_left = thread.copy_group - groups_left;
+  for (const PendingCopy& copy : thread.copies) {
+    if (copy.group >= first_left) break;
+    if (observer != nullptr) {
+      if (copy.valid > 0) {
+        observer->access(thread, reinterpret_cast<std::uintptr_t>(copy.source),
+                         static_cast<std::size_t>(copy.valid), Access::kRead, copy.pc);
+      }
+      observer->access(thread, reinterpret_cast<std::uintptr_t>(copy.target),
+                       static_cast<std::size_t>(copy.bytes), Access::kWrite, copy.pc);
+    }
+    std::memcpy(copy.target, copy.source, static_cast<std::size_t>(copy.valid));
+    std::memset(copy.target + copy.valid, 0, static_cast<std::size_t>(copy.bytes - copy.valid));
+  }
+  std::erase_if(thread.copies,
+                [first_left](const PendingCopy& copy) { return copy.group < first_left; });
+}
+
 void atomic_read(const void* address, std::size_t bytes, void* value) {
   Thread& thread = *current_thread();
   if (Observer* observer = thread.block->observer()) {
