@@ -26,6 +26,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ex2.cuh"
 #include "cuda/tile/copy.cuh"
+#include "cuda/tile/lanes.cuh"
 #include "cuda/tile/mask.cuh"
 #include "fastattn/fastattn.h"
 
@@ -35,7 +36,6 @@ namespace {
 constexpr int kWarpSize = 32;
 constexpr int kTile = 8;    // rows, keys and columns of a thread
 constexpr int kStages = 3;  // pieces in shared memory: one in use, two on their way
-constexpr unsigned kAllLanes = 0xffffffffU;
 constexpr double kLog2E = 1.4426950408889634;
 constexpr float kLn2 = 0.69314718056F;
 
@@ -61,10 +61,7 @@ struct Shape {
            static_cast<std::size_t>(kBlockQ) * ((head_dim + kDepth - 1) / kDepth * kDepth);
   }
 };
-
-__device__ __forceinline__ float4 load4(const float* address) {
-  return *reinterpret_cast<const float4*>(address);
-}
+static_assert(Shape<64, 64>::shared_floats(64) == 28672);
 
 template <class S, bool kAligned>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
@@ -80,16 +77,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
 
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-  const int x = lane % kX;
-  const int y = lane / kX;
+  const int x = lane % kX, y = lane / kX;
   const int first_row = warp * S::kWarpRows + y;  // of this thread in the tile; the next is kY on
   // Tiles of late rows come first: under a causal mask they see most.
   const int heads = p.batch * p.heads_q;
-  const int q_tiles = (p.len_q - 1) / kBlockQ + 1;
   const int head_index = static_cast<int>(blockIdx.x % heads);  // into [B, Hq]
-  const int q_start = (q_tiles - 1 - static_cast<int>(blockIdx.x / heads)) * kBlockQ;
-  const std::int64_t batch = head_index / p.heads_q;
-  const std::int64_t head = head_index % p.heads_q;
+  const int q_start = ((p.len_q - 1) / kBlockQ - static_cast<int>(blockIdx.x / heads)) * kBlockQ;
+  const std::int64_t batch = head_index / p.heads_q, head = head_index % p.heads_q;
   const std::int64_t kv_head = static_cast<int>(head) / (p.heads_q / p.heads_kv);
   const HeadView gQ = head_view(p.q, p.q_stride, batch, head, p.len_q, p.head_dim);
   const HeadView gK = head_view(p.k, p.k_stride, batch, kv_head, p.len_kv, p.head_dim);
@@ -135,16 +129,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
   for (int piece = 0; piece < kStages - 1; ++piece) start_piece();
 
   const float scale_log2 = static_cast<float>(p.scale * kLog2E);  // exponentials are powers of 2
-  float row_max[kTile];  // of the scaled scores; the same in all lanes of a row
-  float row_sum[kTile];  // of this thread's keys
-  float rO[kTile][kTile];
+  float row_max[kTile];       // of the scaled scores; the same in all lanes of a row
+  float row_sum[kTile] = {};  // of this thread's keys
+  float rO[kTile][kTile] = {};
 #pragma unroll
-  for (int i = 0; i < kTile; ++i) {
-    row_max[i] = -INFINITY;
-    row_sum[i] = 0.0F;
-#pragma unroll
-    for (int j = 0; j < kTile; ++j) rO[i][j] = 0.0F;
-  }
+  for (int i = 0; i < kTile; ++i) row_max[i] = -INFINITY;
 
   const auto step = [&](int kv_start, auto is_masked) {
     constexpr bool kMasked = decltype(is_masked)::value;
@@ -163,12 +152,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
         for (int i = 0; i < kTile; ++i) {
           const float4 q = load4(sQPart + kY * i * kDepth + 4 * (c ^ y ^ (kY * i % 8)));
 #pragma unroll
-          for (int j = 0; j < kTile; ++j) {
-            rS[i][j] += q.x * k[j].x;
-            rS[i][j] += q.y * k[j].y;
-            rS[i][j] += q.z * k[j].z;
-            rS[i][j] += q.w * k[j].w;
-          }
+          for (int j = 0; j < kTile; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
         }
       }
     }
@@ -178,22 +162,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     float rescale[kTile];
 #pragma unroll
     for (int i = 0; i < kTile; ++i) {
-      [[maybe_unused]] KeyRange seen{};
-      if constexpr (kMasked) seen = visible_keys(p, q_start + first_row + kY * i);
+      const int row = q_start + first_row + kY * i;
+      const KeyRange seen = kMasked ? visible_keys(p, row) : KeyRange{};
       float new_max = row_max[i];
 #pragma unroll
       for (int j = 0; j < kTile; ++j) {
         rS[i][j] = __fmul_rn(rS[i][j], scale_log2);
-        if constexpr (kMasked) {
-          const int key = kv_start + x + kX * j;
-          if (key < seen.begin || key >= seen.end) rS[i][j] = -INFINITY;
-        }
+        if (kMasked && !seen.holds(kv_start + x + kX * j)) rS[i][j] = -INFINITY;
         new_max = fmaxf(new_max, rS[i][j]);
       }
-#pragma unroll
-      for (int lanes = kX / 2; lanes > 0; lanes /= 2) {
-        new_max = fmaxf(new_max, __shfl_xor_sync(kAllLanes, new_max, lanes));
-      }
+      new_max = max_of_lanes<kX>(new_max);
       const float shift = new_max == -INFINITY ? 0.0F : new_max;
       rescale[i] = ptx::ex2_approx_ftz(row_max[i] - shift);
       row_max[i] = new_max;
@@ -204,9 +182,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
         float weight = ptx::ex2_approx_ftz(rS[i][j] - shift);
         row_sum[i] += weight;
         const int key = x + kX * j;
-        if constexpr (kMasked) {
-          if (kv_start + key < seen.begin || kv_start + key >= seen.end) weight = -0.0F;
-        }
+        if (kMasked && !seen.holds(kv_start + key)) weight = -0.0F;
         sRow[4 * (key / 4 ^ (kX / 4 * y)) + key % 4] = weight;
       }
     }
@@ -235,10 +211,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
               const float4 u = hidden ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : v[e][h];
-              rPV[i][4 * h] += weight[e] * u.x;
-              rPV[i][4 * h + 1] += weight[e] * u.y;
-              rPV[i][4 * h + 2] += weight[e] * u.z;
-              rPV[i][4 * h + 3] += weight[e] * u.w;
+              add_scaled4(rPV[i] + 4 * h, weight[e], u);
             }
           }
         }
@@ -259,11 +232,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
   float* gO = static_cast<float*>(p.out) + batch * p.out_stride.batch + head * p.out_stride.head;
 #pragma unroll
   for (int i = 0; i < kTile; ++i) {
-    float sum = row_sum[i];
-#pragma unroll
-    for (int lanes = kX / 2; lanes > 0; lanes /= 2) {
-      sum += __shfl_xor_sync(kAllLanes, sum, lanes);
-    }
+    const float sum = sum_of_lanes<kX>(row_sum[i]);
     const int row = q_start + first_row + kY * i;
     if (row >= p.len_q) continue;
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
@@ -282,36 +251,28 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
 // Calls f with the shape for a call. Deep pieces need fewer barriers; Q of head dims over 128 leaves
 // no room for them beside the P of 128 columns.
 template <class F>
-void dispatch_shape(const ForwardParams& p, F&& f) {
-  if (p.head_dim_v <= 64) {
-    f(Shape<64, 64>{});
-  } else if (p.head_dim_v <= 128 && p.head_dim <= 128) {
-    f(Shape<128, 64>{});
-  } else if (p.head_dim_v <= 128 && p.head_dim <= 192) {
-    f(Shape<128, 32>{});
-  } else {
-    f(Shape<256, 32>{});
-  }
+auto dispatch_shape(const ForwardParams& p, F&& f) {
+  if (p.head_dim_v <= 64) return f(Shape<64, 64>{});
+  if (p.head_dim_v <= 128 && p.head_dim <= 128) return f(Shape<128, 64>{});
+  if (p.head_dim_v <= 128 && p.head_dim <= 192) return f(Shape<128, 32>{});
+  return f(Shape<256, 32>{});
 }
 
 LaunchPlan plan(const ForwardParams& p) {
-  LaunchPlan result;
-  dispatch_shape(p, [&](auto shape) {
-    using S = decltype(shape);
-    result = {
+  return dispatch_shape(p, [&]<class S>(S) -> LaunchPlan {
+    return {
         .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, S::kBlockQ),
         .threads = S::kThreads,
         .dynamic_shared_bytes = S::shared_floats(p.head_dim) * sizeof(float)};
   });
-  return result;
 }
 
 void run(const ForwardParams& p, void* stream) {
   const bool aligned = rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
                        rows_are_aligned(p.v, p.v_stride);
-  dispatch_shape(p, [&](auto shape) {
+  dispatch_shape(p, [&]<class S>(S) {
     dispatch_bool(aligned, [&](auto kAligned) {
-      launch<register_tiles_kernel<decltype(shape), kAligned.value>>(plan(p), stream, p);
+      launch<register_tiles_kernel<S, kAligned.value>>(plan(p), stream, p);
     });
   });
 }

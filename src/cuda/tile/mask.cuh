@@ -13,6 +13,10 @@ namespace fastattn::cuda {
 // both aligned at the bottom right.
 struct KeyRange {
   int begin, end;
+
+  [[nodiscard]] __device__ __forceinline__ bool holds(int key) const {
+    return key >= begin && key < end;
+  }
 };
 
 __device__ __forceinline__ KeyRange visible_keys(const ForwardParams& p, int row) {
