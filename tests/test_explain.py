@@ -35,7 +35,16 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         findings: list[dict[str, Any]] | None = None, ends: bool = False, **counts: int
     ) -> None:
         def emulate(
-            kernel: str, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, seed: int
+            kernel: str,
+            q: Any,
+            k: Any,
+            v: Any,
+            out: Any,
+            lse: Any,
+            scale: float,
+            seed: int,
+            causal: bool,
+            window: tuple[int, int] | None,
         ) -> dict[str, Any]:
             if not ends:
                 out[...], lse[...] = testing.reference(q, k, v, scale=scale)

@@ -64,6 +64,13 @@ void count_exponential() {
 
 void copy_later(void* shared, const void* global, int bytes, int valid) {
   Thread& thread = *current_thread();
+  // The copy itself is made as late as can be; what it overwrites is gone from now on.
+  Observer* observer = thread.block->observer();
+  if (observer != nullptr &&
+      !observer->copy_begins(thread, reinterpret_cast<std::uintptr_t>(shared),
+                             static_cast<std::size_t>(bytes), FASTATTN_CALLER)) {
+    thread.block->abandon();
+  }
   thread.copies.push_back({.target = static_cast<std::byte*>(shared),
                            .source = static_cast<const std::byte*>(global),
                            .bytes = bytes,
@@ -80,13 +87,14 @@ void finish_copies(int groups_left) {
   const int first_left = thread.copy_group - groups_left;
   for (const PendingCopy& copy : thread.copies) {
     if (copy.group >= first_left) break;
-    if (observer != nullptr) {
-      if (copy.valid > 0) {
-        observer->access(thread, reinterpret_cast<std::uintptr_t>(copy.source),
-                         static_cast<std::size_t>(copy.valid), Access::kRead, copy.pc);
-      }
-      observer->access(thread, reinterpret_cast<std::uintptr_t>(copy.target),
-                       static_cast<std::size_t>(copy.bytes), Access::kWrite, copy.pc);
+    const auto see = [&](const std::byte* address, int bytes, Access kind) {
+      return bytes == 0 || observer->access(thread, reinterpret_cast<std::uintptr_t>(address),
+                                            static_cast<std::size_t>(bytes), kind, copy.pc,
+                                            static_cast<std::size_t>(copy.bytes));
+    };
+    if (observer != nullptr && (!see(copy.source, copy.valid, Access::kRead) ||
+                                !see(copy.target, copy.bytes, Access::kWrite))) {
+      thread.block->abandon();
     }
     std::memcpy(copy.target, copy.source, static_cast<std::size_t>(copy.valid));
     std::memset(copy.target + copy.valid, 0, static_cast<std::size_t>(copy.bytes - copy.valid));
