@@ -383,18 +383,13 @@ def test_forward_says_what_a_rung_takes(kernel: str) -> None:
     half: list[Any] = [x.astype(np.float16) for x in (q, k, v)]
     with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take dtype=?.*float16"):
         fastattn.forward(*half, kernel=kernel)
-    masks: list[tuple[bool, dict[str, Any]]] = [
-        (takes.causal, {"causal": True}),
-        (takes.window, {"window": (1, 1)}),
-    ]
-    for taken, mask in masks:
+    for name, value, taken in (("causal", True, takes.causal), ("window", (1, 1), takes.window)):
+        mask: dict[str, Any] = {name: value}
         if taken:
-            helpers.expect(q, k, v, **mask).check(
-                fastattn.forward(q, k, v, kernel=kernel, **mask)
-            )
+            helpers.expect(q, k, v, **mask).check(fastattn.forward(q, k, v, kernel=kernel, **mask))
             continue
         for call in (fastattn.forward, emulation.run):
-            with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take {[*mask][0]}"):
+            with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take {name}"):
                 call(q, k, v, kernel=kernel, **mask)
     with pytest.raises(ValueError, match="stream"):
         fastattn.forward(q, k, v, kernel=kernel, stream=0)

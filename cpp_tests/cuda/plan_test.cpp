@@ -72,7 +72,8 @@ TEST(Plan, WorkspaceIsWhatTheRungKeepsInGlobalMemory) {
   constexpr std::size_t kRows = 4UL * 12 * 2048;
   EXPECT_EQ(plan("v0").workspace_bytes, kRows * 2048 * sizeof(float));
   EXPECT_EQ(plan("v1").workspace_bytes, kRows * 2 * sizeof(float));
-  for (const char* name : {"v2", "v3", "v4", "v5"}) EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
+  for (const char* name : {"v2", "v3", "v4", "v5"})
+    EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
 }
 
 // V0 has a grid per kernel; the plan is the largest, and neither count wraps around.
