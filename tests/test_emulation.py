@@ -471,6 +471,18 @@ def test_v5_takes_any_call(problem: Case) -> None:
     helpers.expected(problem, "cpu").check(out, lse)
 
 
+@pytest.mark.parametrize("head_dim", [72, 128, 136, 256])
+def test_v5_s_formulas_of_large_head_dims(head_dim: int) -> None:
+    """Those that are not of one shape alone hold with the tiles of each."""
+    problem = case(65, 130, head_dim)
+    rung = acting("v5", shape_of(problem))
+    found = dataclasses.asdict(checked("v5", problem).counts)
+    held = {name: rung.value(name, shape_of(problem)) for name in found}
+    held = {name: value for name, value in held.items() if value is not None}
+    assert {"global_read_bytes", "global_read_sectors", "warp_barriers"} <= held.keys()
+    assert {name: found[name] for name in held} == held
+
+
 @pytest.mark.parametrize("layout", [*helpers.INPUT_LAYOUTS, "row_stride_plus_3"])
 @pytest.mark.parametrize("dims", [(40, 40), (33, 129)], ids=str)
 def test_v5_takes_every_layout(layout: str, dims: tuple[int, int]) -> None:

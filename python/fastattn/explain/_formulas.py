@@ -12,7 +12,7 @@ are of calls without a mask, where v has the head dim of q and k.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -344,7 +344,7 @@ _V5 = Rung(
     {"Br": 128, "Bc": 64, "W": 4},
     {
         "global_read_bytes": Formula(
-            "4*B*H*(M*D + ceil(M/Br)*2*N*D)", "Q once; K and V for each query tile", _ONE_SHAPE
+            "4*B*H*(M*D + ceil(M/Br)*2*N*D)", "Q once; K and V for each query tile"
         ),
         "global_write_bytes": Formula("4*B*H*M*(D + 1)", "out and lse, once"),
         "global_read_requests": Formula(
@@ -358,7 +358,7 @@ _V5 = Rung(
             _WHOLE_CHUNKS,
         ),
         "global_read_sectors": Formula(
-            "B*H*(M*D + ceil(M/Br)*2*N*D)/8", "whole sectors", "D <= 64 and D % 8 == 0"
+            "B*H*(M*D + ceil(M/Br)*2*N*D)/8", "whole sectors", _WHOLE_SECTORS
         ),
         "global_write_sectors": Formula(
             "B*H*(M*D/2 + M/4)",
@@ -396,7 +396,7 @@ _V5 = Rung(
             "2*B*H*ceil(M/Br)*ceil(N/Bc)", "before a piece of K, and of V, is read", _ONE_SHAPE
         ),
         "warp_barriers": Formula(
-            "B*H*ceil(M/Br)*ceil(N/Bc)*W", "between writing P and reading it", _ONE_SHAPE
+            "B*H*ceil(M/Br)*ceil(N/Bc)*W", "between writing P and reading it"
         ),
         "shuffles": Formula(
             "3*8*B*H*ceil(M/Br)*W*(ceil(N/Bc) + 1)",
@@ -410,6 +410,12 @@ RUNGS: dict[str, Rung] = {rung.name: rung for rung in (_V0, _V1, _V2, _V3, _V4, 
 
 
 def acting(kernel: str, shape: Shape) -> Rung:
-    """The rung that runs when ``kernel`` is asked for: V3 and V4 hand other head dims to V2."""
+    """The rung that runs when ``kernel`` is asked for, with its tiles for this shape.
+
+    V3 and V4 hand other head dims to V2; V5 has other tiles for them.
+    """
     rung = RUNGS[kernel]
+    if rung is _V5 and shape.head_dim > 64:
+        large = shape.head_dim > 128
+        return replace(rung, tiles={"Br": 64 if large else 128, "Bc": 256 if large else 128, "W": 8})
     return RUNGS["v2"] if rung.tiles is _V3.tiles and shape.head_dim != 64 else rung
