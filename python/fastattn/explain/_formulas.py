@@ -395,9 +395,7 @@ _V5 = Rung(
         "barriers": Formula(
             "2*B*H*ceil(M/Br)*ceil(N/Bc)", "before a piece of K, and of V, is read", _ONE_SHAPE
         ),
-        "warp_barriers": Formula(
-            "B*H*ceil(M/Br)*ceil(N/Bc)*W", "between writing P and reading it"
-        ),
+        "warp_barriers": Formula("B*H*ceil(M/Br)*ceil(N/Bc)*W", "between writing P and reading it"),
         "shuffles": Formula(
             "3*8*B*H*ceil(M/Br)*W*(ceil(N/Bc) + 1)",
             "3 for the maximum of each of a lane's 8 rows; at the end 3 for its sum",
@@ -417,5 +415,7 @@ def acting(kernel: str, shape: Shape) -> Rung:
     rung = RUNGS[kernel]
     if rung is _V5 and shape.head_dim > 64:
         large = shape.head_dim > 128
-        return replace(rung, tiles={"Br": 64 if large else 128, "Bc": 256 if large else 128, "W": 8})
+        return replace(
+            rung, tiles={"Br": 64 if large else 128, "Bc": 256 if large else 128, "W": 8}
+        )
     return RUNGS["v2"] if rung.tiles is _V3.tiles and shape.head_dim != 64 else rung
