@@ -42,13 +42,15 @@ const char* verb(Access kind) {
 
 // "void fastattn::checked::(anonymous namespace)::kernel<true>(Params)" to "kernel<true>".
 std::string short_name(std::string name) {
-  const std::string_view anonymous = "(anonymous namespace)::";
-  for (std::size_t at = 0; (at = name.find(anonymous)) != std::string::npos;) {
-    name.erase(at, anonymous.size());
+  // Of template arguments too.
+  for (const std::string_view scope : {"(anonymous namespace)::", "fastattn::checked::"}) {
+    for (std::size_t at = 0; (at = name.find(scope)) != std::string::npos;) {
+      name.erase(at, scope.size());
+    }
   }
   name = name.substr(0, name.find('('));
-  const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
-  if (scope != std::string::npos) name = name.substr(scope + 2);
+  // A template's name begins with the type that it returns.
+  name = name.substr(name.substr(0, name.find('<')).find_last_of(": ") + 1);
   return name.empty() ? "kernel" : name;
 }
 
