@@ -179,6 +179,10 @@ class Rung:
 
 def _evaluate(expression: str, names: dict[str, int]) -> int:
     """An integer constant expression of C++ that is one of Python too, but for its division."""
+    choice = re.fullmatch(r"(.+) == (.+) \? (.+) : (.+)", expression)
+    if choice:
+        first, second, same, other = (_evaluate(part, names) for part in choice.groups())
+        return same if first == second else other
     if not re.fullmatch(r"[\w\s+*/()-]+", expression):
         raise ValueError(f"not a plain integer expression: {expression!r}")
     return int(eval(expression.replace("/", "//"), {"__builtins__": {}}, dict(names)))
@@ -189,6 +193,20 @@ def _constants(text: str) -> dict[str, int]:
     pattern = r"^constexpr (?:int|std::size_t) (k\w+) =\s*([^;]+);"
     for name, expression in re.findall(pattern, text, re.MULTILINE):
         found[name] = _evaluate(expression, found)
+    # Sizes that follow from the head dim: those of D = 64.
+    struct = re.search(
+        r"^template <([^>]+)>\nstruct Shape \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL
+    )
+    if struct:
+        chosen = re.search(r"head_dim_v <= 64\) return f\(Shape<([\d, ]+)>", text)
+        if not chosen:
+            raise ValueError("struct Shape, but no line that chooses the one of head dim 64")
+        given = [int(value) for value in chosen[1].split(", ")]
+        found |= zip(re.findall(r"int (\w+)", struct[1]), given, strict=True)
+        for name, expression in re.findall(
+            r"^  static constexpr int (k\w+) =\s*([^;]+);", struct[2], re.MULTILINE
+        ):
+            found[name] = _evaluate(expression, found)
     return found
 
 
@@ -207,6 +225,8 @@ def _arrays(text: str, names: dict[str, int]) -> tuple[Array, ...]:
         r"^  float\* (\w+) = (?:dynamic_shared|\w+ \+)[^;]*; +// \[([\w, ]+)\]", text, re.MULTILINE
     )
     known = names | {"D": PRIMARY.head_dim}
+    if "kDepth" in names:
+        known["k_pieces"] = ceil(PRIMARY.head_dim / names["kDepth"])
     return tuple(
         Array(name, tuple(known[part] for part in shape.split(", "))) for name, shape in pointers
     )
@@ -225,7 +245,8 @@ def rung(name: str) -> Rung:
     text = source.read_text()
     names = _constants(text)
     arrays = _arrays(text, names)
-    return Rung(name, source, names, arrays, "ceil_div(p.len_q, kBlockQ)" in text)
+    tiles_queries = re.search(r"ceil_div\(p\.len_q, (?:S::)?kBlockQ\)", text) is not None
+    return Rung(name, source, names, arrays, tiles_queries)
 
 
 # --- measurements ---------------------------------------------------------------------------------

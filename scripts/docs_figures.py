@@ -369,6 +369,110 @@ def draw_tiled(item: Rung) -> str:
     return str(svg)
 
 
+# --- V5 -------------------------------------------------------------------------------------------
+
+
+def _ring_owners(item: Rung) -> Owners:
+    x, y, tile = (item.constants[name] for name in ("kX", "kY", "kTile"))
+    return Owners(
+        f"block: {item.block_q} query rows of one head; {item.blocks(PRIMARY):,} blocks",
+        f"warp: {item.constants['kWarpRows']} of these rows, against all keys of a tile",
+        f"lane (x, y) of {x}{TIMES}{y}: every {y}th row, every {x}th key and {tile} output columns",
+    )
+
+
+def _ring_shared_panel(svg: Svg, item: Rung, x: float, y: float, height: float) -> None:
+    svg.rect(x, y, _RIGHT, height, "panel", 6)
+    svg.text(x + 12, y + 20, "shared memory of a block", "head")
+    svg.text(x + _RIGHT - 12, y + 20, f"{item.shared_bytes:,} bytes, to scale", "dim", "end")
+    names = item.constants
+    unit, top, tile = 1.5, y + 66, names["kTile"]
+    lane_x, lane_y = LANE % names["kX"], LANE // names["kX"]
+    rows = [lane_y + names["kY"] * i for i in range(tile)]
+    keys = [lane_x + names["kX"] * j for j in range(tile)]
+    depth, columns = names["kDepth"], names["kHeadDimV"]
+
+    def banded(left: float, name: str, width: int) -> None:
+        _label(svg, left, top, name, (item.block_q, width))
+        svg.rect(left, top, width * unit, item.block_q * unit, "tile")
+        for warp in range(item.warps):
+            if warp == 0 or warp % 2:
+                start = top + warp * names["kWarpRows"] * unit
+                band = names["kWarpRows"] * unit
+                svg.rect(left, start, width * unit, band, "other" if warp else "warp")
+
+    left = x + 12
+    banded(left, "sQ", depth)
+    for row in rows:
+        svg.rect(left, top + row * unit, depth * unit, unit, "lane")
+    svg.rect(left, top, depth * unit, item.block_q * unit, "frame")
+
+    left += depth * unit + 14
+    for piece, note in enumerate(("K: in use", "V: on its way", "K of the next tile")):
+        side, high = (depth, item.block_kv) if "K" in note else (columns, depth)
+        _label(svg, left, top, f"sRing[{piece}]", note)
+        svg.rect(left, top, side * unit, high * unit, "tile")
+        if piece == 0:
+            for key in keys:
+                svg.rect(left, top + key * unit, side * unit, unit, "lane")
+        elif piece == 1:
+            for column in (4 * lane_x, 4 * (lane_x + names["kX"])):
+                svg.rect(left + column * unit, top, 4 * unit, high * unit, "lane")
+        style = "frame" if piece == 0 else "absent"
+        svg.rect(left, top, side * unit, high * unit, style)
+        left += side * unit + 8
+    below = top + item.block_kv * unit + 24
+    start = x + 12 + depth * unit + 14
+    for index, text in enumerate(
+        (
+            f"{names['kStages']} pieces of {item.block_kv}{TIMES}{depth} take turns: one is read,",
+            "the others are copied meanwhile, without a register.",
+            "A lane reads 16 bytes at a time; chunks of Q, K and P",
+            "are swizzled, so no row is padded.",
+        )
+    ):
+        svg.text(start, below + 16 * index, text, "dim")
+
+    left += 6
+    banded(left, "sP", item.block_kv)
+    for row in rows:
+        for key in keys:
+            svg.rect(left + key * unit, top + row * unit, unit, unit, "lane")
+    svg.rect(left, top, item.block_kv * unit, item.block_q * unit, "frame")
+
+
+def _ring_register_panel(svg: Svg, item: Rung, x: float, y: float, height: float) -> None:
+    svg.rect(x, y, _RIGHT, height, "panel", 6)
+    arrays = dict(registers(item))
+    svg.text(x + 12, y + 20, f"registers of lane {LANE}", "head")
+    text = f"a line for each of its {item.constants['kTile']} rows; rS and rPV take turns"
+    svg.text(x + _RIGHT - 12, y + 20, text, "dim", "end")
+    left, cell = x + 12, 10
+    for name in ("rS", "rPV", "rO", "row_max", "row_sum", "rescale"):
+        rows, columns = (*arrays[name], 1)[:2]
+        svg.text(left, y + 42, f"{name}{''.join(f'[{n}]' for n in arrays[name])}", "mono")
+        style = "warp" if name in ("row_max", "rescale") else "lane"
+        for row, column in itertools.product(range(rows), range(columns)):
+            place = (left + column * cell, y + 50 + row * cell)
+            svg.rect(*place, cell, cell, style)
+            svg.rect(*place, cell, cell, "panel")
+        left += 96 if columns > 1 else 84
+    text = f"blue: the same in the {item.constants['kX']} lanes of a row; orange: the lane's own"
+    svg.text(x + 12, y + height - 10, text, "dim")
+
+
+def draw_ring(item: Rung) -> str:
+    """The figure of a rung with tiles in registers, fed by a ring of pieces of K and V."""
+    height, register_height = 440.0, 156.0
+    shared_height = height - register_height - 12
+    svg = Svg(760, height + 112, f"{item.name.upper()}: who owns what")
+    _global_panel(svg, item, 16, 16, height)
+    _ring_shared_panel(svg, item, 188, 16, shared_height)
+    _ring_register_panel(svg, item, 188, 28 + shared_height, register_height)
+    _legend(svg, _ring_owners(item), 28, height + 44)
+    return str(svg)
+
+
 # --- V0 -------------------------------------------------------------------------------------------
 
 
@@ -444,7 +548,10 @@ def draw_owners(name: str) -> str:
     item = rung(name)
     if not item.arrays:
         return draw_unfused(item)
-    if "sQ" not in {array.name for array in item.arrays}:
+    names = {array.name for array in item.arrays}
+    if "sRing" in names:
+        return draw_ring(item)
+    if "sQ" not in names:
         raise ValueError(f"{name}: its shared memory is new here; docs_figures needs a drawing")
     return draw_tiled(item)
 

@@ -359,6 +359,8 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "run-kernel-auto": lambda: Run(kernel="auto"),
     "run-refuses": lambda: Run(q=array(1, 2, 4, 8), kernel="v0"),
     "run-head-dim": lambda: Run(*[array(1, 2, 3, 129)] * 3),
+    "run-causal": lambda: Run(causal=1, kernel="v5"),
+    "run-window": lambda: Run(window=(-1, -3), kernel="v5"),
     "run-scale": lambda: Run(scale="1"),
     "run-scale-nan": lambda: Run(scale=float("nan")),
     "run-seed-type": lambda: Run(seed=1.5),

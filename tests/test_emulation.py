@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fastattn
 import helpers
@@ -44,7 +46,10 @@ OTHER += [case(17, 33, 7, h=2, kv=1), case(33, 17, 65), case(9, 40, 100)]
 # V3 and V4 take a head dim of 64 alone.
 WIDE = [case(64, 64), case(1, 1), case(17, 63), case(63, 17), case(64, 65), case(65, 64)]
 WIDE += [case(1, 100), case(100, 1), case(9, 9, b=2, h=4, kv=2)]
+# V5 has its formulas for head dims to 64 in whole chunks; what else it takes follows further down.
+REGISTER_TILES = [*WIDE, case(128, 128), case(1, 1, 40), case(17, 63, 24), case(130, 65, 4, h=2)]
 CASES = {"v0": SQUARE, "v1": SQUARE + OTHER, "v2": SQUARE + OTHER, "v3": WIDE, "v4": WIDE}
+CASES["v5"] = REGISTER_TILES
 
 PROBLEMS = [
     pytest.param(kernel, problem, id=f"{kernel}-{problem}")
@@ -55,7 +60,7 @@ PROBLEMS = [
 
 @functools.cache
 def checked(kernel: str, problem: Case, seed: int = 0) -> emulation.Report:
-    return emulation.run(*helpers.inputs(problem), kernel=kernel, seed=seed)
+    return emulation.run(*helpers.inputs(problem), kernel=kernel, seed=seed, **problem.options)
 
 
 def shape_of(problem: Case) -> Shape:
@@ -141,7 +146,7 @@ def test_what_each_rung_moves() -> None:
         counts = checked(kernel, case(64, 64)).counts
         moved[kernel] = counts.global_read_bytes + counts.global_write_bytes
     tensor = 64 * 64 * 4
-    assert moved["v2"] == moved["v3"] == moved["v4"] == 4 * tensor + 4 * 64
+    assert moved["v2"] == moved["v3"] == moved["v4"] == moved["v5"] == 4 * tensor + 4 * 64
     # For each of two key tiles: Q and O in, O out, m and l both ways. Then K and V, the zeros at
     # the start, and m, l and lse at the end.
     vector = 4 * 64
@@ -149,6 +154,17 @@ def test_what_each_rung_moves() -> None:
         3 * vector
     )
     assert moved["v0"] > 20 * moved["v1"]
+
+
+def test_tiles_in_registers_use_a_value_eight_times() -> None:
+    """One request of 16 bytes a lane for 16 multiply-adds, and no conflict without padding."""
+    v4, v5 = (checked(kernel, case(128, 128)).counts for kernel in ("v4", "v5"))
+    multiply_adds = 2 * 128 * 128 * 64 // 32  # of a warp
+    assert v5.shared_read_requests == multiply_adds / 16
+    assert v5.shared_read_conflicts == v5.shared_write_conflicts == 0
+    assert v4.shared_read_requests > 8 * v5.shared_read_requests
+    assert v4.global_read_bytes == 128 * 64 * 4 * (1 + 2 * 2)
+    assert v5.global_read_bytes == 128 * 64 * 4 * (1 + 2)
 
 
 def test_registers_spare_shared_memory() -> None:
@@ -163,6 +179,8 @@ def test_launches_are_those_of_the_gpu() -> None:
     assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (2, 256, 32768)
     (launch,) = checked("v4", problem).launches
     assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (2, 256, 32896)
+    (launch,) = checked("v5", case(129, 64)).launches
+    assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (2, 128, 114688)
     (launch,) = checked("v2", case(64, 64)).launches
     assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (1, 128, 58368)
     (launch,) = checked("v1", case(64, 64)).launches
@@ -361,13 +379,18 @@ def test_other_head_dims_are_handed_on(kernel: str) -> None:
 @pytest.mark.parametrize("kernel", RUNGS)
 def test_forward_says_what_a_rung_takes(kernel: str) -> None:
     q, k, v = helpers.inputs(case(5, 5))
+    (takes,) = (each for each in fastattn.kernels(emulated=True) if each.name == kernel)
     half: list[Any] = [x.astype(np.float16) for x in (q, k, v)]
     with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take dtype=?.*float16"):
         fastattn.forward(*half, kernel=kernel)
-    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take causal=True"):
-        fastattn.forward(q, k, v, kernel=kernel, causal=True)
-    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take window"):
-        fastattn.forward(q, k, v, kernel=kernel, window=(1, 1))
+    for name, value, taken in (("causal", True, takes.causal), ("window", (1, 1), takes.window)):
+        mask: dict[str, Any] = {name: value}
+        if taken:
+            helpers.expect(q, k, v, **mask).check(fastattn.forward(q, k, v, kernel=kernel, **mask))
+            continue
+        for call in (fastattn.forward, emulation.run):
+            with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take {name}"):
+                call(q, k, v, kernel=kernel, **mask)
     with pytest.raises(ValueError, match="stream"):
         fastattn.forward(q, k, v, kernel=kernel, stream=0)
 
@@ -387,6 +410,173 @@ def test_results_hold_against_the_oracle_of_testing() -> None:
     q, k, v = helpers.inputs(case(64, 64))
     report = checked("v3", case(64, 64))
     assert testing.error(report.out, testing.reference(q, k, v)[0]) < 1e-6
+
+
+# ---- V5: masks, any head dims --------------------------------------------------------------------
+
+
+def masked(m: int, n: int, d: int = 64, dv: int | None = None, **options: Any) -> Case:
+    heads: dict[str, int] = {"batch": 1, "heads_q": 1, "heads_kv": 1}
+    heads |= {name: options.pop(name) for name in heads if name in options}
+    return Case(
+        **heads, len_q=m, len_kv=n, head_dim=d, head_dim_v=d if dv is None else dv, **options
+    )
+
+
+ANY_CALL = [
+    # Skipped, masked and full tiles, of either end.
+    masked(150, 150, causal=True),
+    masked(70, 200, causal=True, heads_q=2),
+    masked(200, 70, causal=True),  # the first rows see nothing
+    masked(140, 210, 40, window=(70, 3)),
+    masked(9, 200, window=(3, -1)),
+    masked(200, 9, window=(-1, 0)),
+    masked(9, 140, causal=True, window=(0, 5)),
+    masked(3, 300, window=(0, 0)),
+    # Every shape of the tiles, D other than Dv, and head dims that are no whole chunks.
+    masked(9, 9, 1),
+    masked(65, 70, 33, 7, causal=True),
+    masked(65, 70, 7, 33),
+    masked(20, 65, 64, 40, window=(9, 9)),
+    masked(33, 70, 256, 64, causal=True),
+    masked(133, 133, 96, causal=True),
+    masked(17, 129, 128, window=(30, 10)),
+    masked(33, 130, 192, 128, causal=True),
+    masked(33, 70, 72, 128),
+    masked(33, 70, 129, causal=True),
+    masked(33, 280, 256, causal=True, window=(200, -1)),
+    masked(33, 65, 3, 256),
+    # Grouped heads, batches, scales.
+    masked(9, 70, 24, causal=True, batch=2, heads_q=4, heads_kv=2),
+    masked(17, 70, scale=0.0),
+    masked(17, 70, scale=-0.5, causal=True),
+    masked(70, 130, data="large_logits", causal=True),
+    masked(33, 65, 40, data="shifted"),
+]
+
+
+@pytest.mark.parametrize("problem", ANY_CALL, ids=str)
+def test_v5_takes_any_call(problem: Case) -> None:
+    """Right in both builds, and clean in the checked one in either order of the threads."""
+    first = checked("v5", problem)
+    helpers.expected(problem, "cpu").check(first.out, first.lse)
+    assert first.findings == ()
+    other = checked("v5", problem, seed=1)
+    assert other.findings == ()
+    np.testing.assert_array_equal(other.out, first.out)
+    assert other.counts == first.counts
+    out, lse = fastattn.forward(
+        *helpers.inputs(problem), kernel="v5", return_lse=True, **problem.options
+    )
+    helpers.expected(problem, "cpu").check(out, lse)
+
+
+@pytest.mark.parametrize("head_dim", [72, 128, 136, 256])
+def test_v5_s_formulas_of_large_head_dims(head_dim: int) -> None:
+    """Those that are not of one shape alone hold with the tiles of each."""
+    problem = case(65, 130, head_dim)
+    rung = acting("v5", shape_of(problem))
+    found = dataclasses.asdict(checked("v5", problem).counts)
+    held = {name: rung.value(name, shape_of(problem)) for name in found}
+    held = {name: value for name, value in held.items() if value is not None}
+    assert {"global_read_bytes", "global_read_sectors", "warp_barriers"} <= held.keys()
+    assert {name: found[name] for name in held} == held
+
+
+@pytest.mark.parametrize("layout", [*helpers.INPUT_LAYOUTS, "row_stride_plus_3"])
+@pytest.mark.parametrize("dims", [(40, 40), (33, 129)], ids=str)
+def test_v5_takes_every_layout(layout: str, dims: tuple[int, int]) -> None:
+    """Nothing past the last element of a row is touched, not by a copy of 16 bytes either."""
+    problem = masked(9, 70, *dims, causal=True, heads_q=2, heads_kv=2)
+    place = (helpers.INPUT_LAYOUTS | {"row_stride_plus_3": helpers._padded(3)})[layout]
+    q, k, v = (place(NUMPY, x, "float32") for x in helpers.inputs(problem))
+    report = emulation.run(q, k, v, kernel="v5", causal=True)
+    assert report.findings == ()
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+    as_models_keep_it = np.full((1, 9, 2, dims[1]), np.nan, np.float32).swapaxes(1, 2)
+    fastattn.forward(q, k, v, kernel="v5", causal=True, out=as_models_keep_it)
+    helpers.expected(problem, "cpu").check(as_models_keep_it)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(
+    ("mask", "hidden"),
+    [
+        ({"causal": True}, slice(100, None)),
+        ({"window": (10, 10)}, slice(0, 40)),
+        ({"window": (-1, 3)}, slice(90, 140)),
+    ],
+    ids=str,
+)
+def test_v5_hides_keys_and_values(mask: dict[str, Any], hidden: slice, bad: float) -> None:
+    """Not a bit of a row changes by what it does not see; a row that sees it shows it."""
+    problem = masked(140, 140, 24, **mask)
+    q, k, v = helpers.inputs(problem)
+    seen = helpers.visible(140, 140, **mask)[:, hidden].any(axis=1)
+    assert seen.any()
+    assert not seen.all()
+    clean = fastattn.forward(q, k, v, kernel="v5", return_lse=True, **mask)
+    for spoilt in ("k", "v", "kv"):
+        dirty_k, dirty_v = k.copy(), v.copy()
+        if "k" in spoilt:
+            dirty_k[:, :, hidden] = bad
+        if "v" in spoilt:
+            dirty_v[:, :, hidden] = bad
+        report = emulation.run(q, dirty_k, dirty_v, kernel="v5", **mask)
+        assert report.findings == ()
+        for found in (
+            (report.out, report.lse),
+            fastattn.forward(q, dirty_k, dirty_v, kernel="v5", return_lse=True, **mask),
+        ):
+            for x, y in zip(found, clean, strict=True):
+                np.testing.assert_allclose(x[:, :, ~seen], y[:, :, ~seen], rtol=1e-5, atol=1e-6)
+            wanted = testing.reference(q, dirty_k, dirty_v, **mask)
+            # The places of NaN and inf are the oracle's, or the error is not finite.
+            assert testing.error(found[0], wanted[0]) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e5, -1e5])
+def test_v5_with_logits_of_a_hundred_thousand(scale: float) -> None:
+    q, k, v = helpers.inputs(masked(40, 100, 32))
+    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    scores = scale * (q @ k.swapaxes(2, 3))
+    assert abs(scores).max() > 5e4
+    for causal in (False, True):
+        out, lse = fastattn.forward(
+            q, k, v, kernel="v5", scale=scale, causal=causal, return_lse=True
+        )
+        helpers.expect(q, k, v, scale=scale, causal=causal).check(out, lse)
+
+
+def test_v5_without_keys() -> None:
+    q, k = np.ones((2, 2, 3, 40), np.float32), np.ones((2, 2, 0, 40), np.float32)
+    for mask in ({}, {"causal": True}, {"window": (0, 0)}):
+        report = emulation.run(q, k, k, kernel="v5", **mask)
+        assert report.findings == ()
+        assert not report.out.any()
+        assert (report.lse == -np.inf).all()
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_v5_over_its_argument_space(data: st.DataObject) -> None:
+    whole = st.integers(1, 200)
+    heads_kv, group = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 2))
+    side = st.integers(-1, 150)
+    problem = masked(
+        data.draw(whole),
+        data.draw(whole),
+        data.draw(st.integers(1, 256)),
+        data.draw(st.integers(1, 256)),
+        heads_q=heads_kv * group,
+        heads_kv=heads_kv,
+        causal=data.draw(st.booleans()),
+        window=data.draw(st.none() | st.tuples(side, side)),
+    )
+    out, lse = fastattn.forward(
+        *helpers.inputs(problem), kernel="v5", return_lse=True, **problem.options
+    )
+    helpers.expected(problem, "cpu").check(out, lse)
 
 
 # ---- the page ------------------------------------------------------------------------------------

@@ -39,7 +39,8 @@ INSTANTIATE_TEST_SUITE_P(Primary, LadderPlan,
                          ::testing::Values(Rung{"v1", 48, 128, 37'376},
                                            Rung{"v2", 1'536, 128, 58'368},
                                            Rung{"v3", 1'536, 256, 32'768},
-                                           Rung{"v4", 1'536, 256, 32'896}),
+                                           Rung{"v4", 1'536, 256, 32'896},
+                                           Rung{"v5", 768, 128, 114'688}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 TEST(Plan, SharedMemoryFollowsHeadDim) {
@@ -48,11 +49,31 @@ TEST(Plan, SharedMemoryFollowsHeadDim) {
   EXPECT_EQ(plan("v2", {.head_dim = 128, .head_dim_v = 128}).dynamic_shared_bytes, 107'520U);
 }
 
+// The table of docs/ladder/v5.md.
+TEST(Plan, TilesOfV5FollowHeadDims) {
+  struct Row {
+    int head_dim, head_dim_v, block_q, threads;
+    std::size_t bytes;
+  };
+  for (const Row& row : {Row{64, 64, 128, 128, 114'688}, Row{1, 1, 128, 128, 114'688},
+                         Row{128, 64, 128, 128, 147'456}, Row{256, 1, 128, 128, 212'992},
+                         Row{128, 128, 128, 256, 229'376}, Row{1, 65, 128, 256, 196'608},
+                         Row{192, 128, 128, 256, 212'992}, Row{193, 128, 64, 256, 221'184},
+                         Row{256, 256, 64, 256, 229'376}}) {
+    const LaunchPlan found =
+        plan("v5", {.len_q = 129, .head_dim = row.head_dim, .head_dim_v = row.head_dim_v});
+    EXPECT_EQ(found.blocks, 48 * (128 / row.block_q + 1)) << row.head_dim << " " << row.head_dim_v;
+    EXPECT_EQ(found.threads, row.threads) << row.head_dim << " " << row.head_dim_v;
+    EXPECT_EQ(found.dynamic_shared_bytes, row.bytes) << row.head_dim << " " << row.head_dim_v;
+  }
+}
+
 TEST(Plan, WorkspaceIsWhatTheRungKeepsInGlobalMemory) {
   constexpr std::size_t kRows = 4UL * 12 * 2048;
   EXPECT_EQ(plan("v0").workspace_bytes, kRows * 2048 * sizeof(float));
   EXPECT_EQ(plan("v1").workspace_bytes, kRows * 2 * sizeof(float));
-  for (const char* name : {"v2", "v3", "v4"}) EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
+  for (const char* name : {"v2", "v3", "v4", "v5"})
+    EXPECT_EQ(plan(name).workspace_bytes, 0U) << name;
 }
 
 // V0 has a grid per kernel; the plan is the largest, and neither count wraps around.
@@ -80,7 +101,7 @@ TEST(CudaRegistry, HoldsTheLadderInOrder) {
   for (const Kernel* kernel : kernels()) {
     if (kernel->backend == Backend::kCuda) names.push_back(kernel->name);
   }
-  const std::vector<std::string_view> ladder = {"v0", "v1", "v2", "v3", "v4"};
+  const std::vector<std::string_view> ladder = {"v0", "v1", "v2", "v3", "v4", "v5"};
   ASSERT_GE(names.size(), ladder.size());
   EXPECT_TRUE(std::equal(ladder.begin(), ladder.end(), names.begin()));
 }
@@ -98,6 +119,12 @@ TEST(CudaRegistry, CapabilitiesOfTheLadder) {
     EXPECT_EQ(find_kernel(name)->capabilities.head_dim_max, 64);
     EXPECT_EQ(find_kernel(name)->redirect, "v2");
   }
+  const Capabilities& takes = find_kernel("v5")->capabilities;
+  EXPECT_TRUE(takes.takes(DType::kFloat32));
+  EXPECT_FALSE(takes.takes(DType::kFloat16) || takes.takes(DType::kBFloat16));
+  EXPECT_TRUE(takes.causal && takes.window && takes.head_dim_v_differs && takes.lengths_differ);
+  EXPECT_EQ(takes.head_dim_min, 1);
+  EXPECT_EQ(takes.head_dim_max, 256);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "cuda/launch/launch.cuh"
 #include "cuda/launch/shared.cuh"
+#include "cuda/ptx/cp_async.cuh"
 
 namespace fastattn::cuda {
 namespace {
@@ -199,6 +200,47 @@ __global__ void waits_for_a_flag(const float* input, float* output) {
   output[threadIdx.x] = input[threadIdx.x];
 }
 
+// A barrier waits for threads, not for their asynchronous copies.
+__global__ void copy_not_waited_for(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  ptx::cp_async<4>(shared + threadIdx.x, input + threadIdx.x, 4);
+  ptx::cp_async_commit_group();
+  __syncthreads();
+  output[threadIdx.x] = shared[63 - threadIdx.x];  // copy_not_waited_for
+}
+
+// A ring of two pieces, where a wait for all but the latest two groups waits for neither.
+__global__ void waits_for_one_group_too_few(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  float sum = 0.0F;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  for (int piece = 0; piece < 3; ++piece) {
+    if (piece < 2 && threadIdx.x < 32) {
+      ptx::cp_async<4>(shared + 32 * piece + lane, input + lane, 4);
+    }
+    ptx::cp_async_commit_group();
+    if (piece == 0) continue;
+    ptx::cp_async_wait_group<2>();  // should be 1
+    __syncthreads();
+    sum += shared[32 * (piece - 1) + 31 - lane];  // waits_for_one_group_too_few
+    __syncthreads();
+  }
+  output[threadIdx.x] = sum;
+}
+
+// It may write at once, and slower threads still read: it must start behind the barrier.
+__global__ void copy_into_what_is_read(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  shared[threadIdx.x] = input[threadIdx.x];
+  __syncthreads();
+  const float value = shared[63 - threadIdx.x];
+  ptx::cp_async<4>(shared + threadIdx.x, input + threadIdx.x, 4);  // copy_into_what_is_read
+  ptx::cp_async_commit_group();
+  __syncthreads();
+  ptx::cp_async_wait_group<0>();
+  output[threadIdx.x] = value + shared[threadIdx.x];
+}
+
 __global__ void sums_up_nothing(const float* input, float* output) {
   output[threadIdx.x] += input[threadIdx.x];  // sums_up_nothing
 }
@@ -238,6 +280,9 @@ constexpr testing::BrokenKernel kBroken[] = {
     BROKEN(misaligned_vector, "misaligned", "which is no multiple of 16"),
     BROKEN(reads_what_others_update, "race", "which several threads updated"),
     BROKEN(waits_for_a_flag, "barrier", "accesses without a barrier"),
+    BROKEN(copy_not_waited_for, "uninitialised", "the copy to it is not waited for"),
+    BROKEN(waits_for_one_group_too_few, "uninitialised", "the copy to it is not waited for"),
+    BROKEN(copy_into_what_is_read, "race", "read with no barrier between"),
     BROKEN(sums_up_nothing, "uninitialised", "of output, which nothing wrote"),
 };
 #undef BROKEN

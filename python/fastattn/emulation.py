@@ -54,7 +54,7 @@ class Counts:
     shared_read_conflicts, shared_write_conflicts : int
         Turns beyond the fewest in which the same lanes could move as many bytes.
     exponentials : int
-        Calls of ``expf``, a thread each.
+        Calls of ``expf`` and its kin, a thread each.
     barriers : int
         ``__syncthreads``, a block each.
     warp_barriers, shuffles : int
@@ -173,7 +173,7 @@ class Report:
 
     Attributes
     ----------
-    out : ndarray, shape (B, Hq, M, D), float32
+    out : ndarray, shape (B, Hq, M, Dv), float32
         The result. What a rung forgot to write is NaN.
     lse : ndarray, shape (B, Hq, M), float32
         Log of the sum of exponentials, natural logarithm.
@@ -196,7 +196,15 @@ class Report:
 
 
 def run(
-    q: Any, k: Any, v: Any, *, kernel: str, scale: float | None = None, seed: int = 0
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    kernel: str,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    scale: float | None = None,
+    seed: int = 0,
 ) -> Report:
     """Runs one rung on the CPU, thread by thread, with every access checked and counted.
 
@@ -207,10 +215,12 @@ def run(
         dimension that is not contiguous is copied first.
     k : array, shape (B, Hkv, N, D), float32
         Keys. Hq is a multiple of Hkv.
-    v : array, shape (B, Hkv, N, D), float32
-        Values.
+    v : array, shape (B, Hkv, N, Dv), float32
+        Values; Dv other than D where the rung takes it.
     kernel : str
-        The name of a rung, "v0" to "v4". As on a GPU, V3 and V4 hand head dims other than 64 to V2.
+        The name of a rung, "v0" to "v5". As on a GPU, V3 and V4 hand head dims other than 64 to V2.
+    causal, window
+        As in ``forward``, where the rung takes a mask.
     scale : float or None
         Factor of the scores; None is ``1 / sqrt(D)``.
     seed : int
@@ -256,7 +266,8 @@ def run(
     factor = _scale(scale, q.shape[3])
     out = _aligned((*q.shape[:3], v.shape[3]))
     lse = _aligned(q.shape[:3])
-    found = emulate(kernel, _placed(q), _placed(k), _placed(v), out, lse, factor, _seed(seed))
+    arrays = (_placed(q), _placed(k), _placed(v), out, lse)
+    found = emulate(kernel, *arrays, factor, _seed(seed), causal, window)
     return Report(
         out=out,
         lse=lse,

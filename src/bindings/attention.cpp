@@ -107,6 +107,8 @@ int to_window_side(nb::handle object, nb::handle window) {
   return static_cast<int>(value);
 }
 
+}  // namespace
+
 Mask to_mask(nb::handle causal, nb::handle window) {
   Mask mask{.causal = to_flag(causal, "causal")};
   if (window.is_none()) return mask;
@@ -130,6 +132,8 @@ Mask to_mask(nb::handle causal, nb::handle window) {
   mask.window_right = to_window_side(right, window);
   return mask;
 }
+
+namespace {
 
 std::string_view to_kernel_name(nb::handle object) {
   if (!PyUnicode_Check(object.ptr())) wrong_type(found("kernel", object) + ", takes a string");

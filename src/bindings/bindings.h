@@ -10,6 +10,9 @@ namespace fastattn::bindings {
 // Sets the Python exception that stands for the error.
 void set_python_error(const ArgumentError& error);
 
+// Checked; throws Python's exceptions.
+Mask to_mask(nanobind::handle causal, nanobind::handle window);
+
 // configure() and native_forward().
 void bind_attention(nanobind::module_& m);
 

@@ -82,7 +82,7 @@ nb::list to_list(const std::vector<T>& entries) {
 // The caller (fastattn.emulation) has checked dtypes and shapes.
 nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array,
                  nb::handle v_array, nb::handle out_array, nb::handle lse_array, float scale,
-                 std::uint64_t seed) {
+                 std::uint64_t seed, nb::handle causal, nb::handle window) {
   Tensor q;
   Tensor k;
   Tensor v;
@@ -113,7 +113,8 @@ nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array
                              .len_kv = static_cast<int>(k.shape[2]),
                              .head_dim = static_cast<int>(q.shape[3]),
                              .head_dim_v = static_cast<int>(v.shape[3]),
-                             .scale = scale};
+                             .scale = scale,
+                             .mask = to_mask(causal, window)};
   emulation::Report report;
   {
     const nb::gil_scoped_release released;
@@ -132,8 +133,10 @@ nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array
 void bind_emulation(nb::module_& m) {
   using namespace nb::literals;
   m.def("emulate", &emulate, "kernel"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, "scale"_a, "seed"_a,
+        "causal"_a, "window"_a.none(),
         nb::sig("def emulate(kernel: str, q: typing.Any, k: typing.Any, v: typing.Any, "
-                "out: typing.Any, lse: typing.Any, scale: float, seed: int) -> "
+                "out: typing.Any, lse: typing.Any, scale: float, seed: int, causal: typing.Any, "
+                "window: typing.Any) -> "
                 "dict[str, typing.Any]"),
         "Runs the checked build of a CUDA kernel on float32 arrays of the host.");
 }

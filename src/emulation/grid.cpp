@@ -107,6 +107,8 @@ std::string Block::run(std::int64_t number) {
   for (const auto& thread : threads_) {
     thread->state = ThreadState::kReady;
     thread->furthest_pc = nullptr;
+    thread->copies.clear();
+    thread->copy_group = 0;
     thread->fiber.start(thread->stack, StackArena::kStackBytes, enter_thread, thread.get());
   }
   if (observer_ != nullptr) observer_->begin_block(*this);

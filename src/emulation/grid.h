@@ -37,6 +37,16 @@ struct WarpOp {
 
 enum class ThreadState : std::uint8_t { kReady, kAtWarpOp, kAtBarrier, kDone };
 
+// A copy that a thread has started and not yet waited for.
+struct PendingCopy {
+  std::byte* target;
+  const std::byte* source;
+  int bytes;  // of which the first `valid` are read, and the rest are 0
+  int valid;
+  int group;  // counted by commits
+  const void* pc;
+};
+
 // One thread of the block that runs. In a debugger: `p *current_block->threads_[37]`.
 struct Thread {
   Index3 index;  // threadIdx
@@ -48,6 +58,8 @@ struct Thread {
   WarpOp op;
   // That it went through since its last access, or since it last met others (checked build).
   const void* furthest_pc = nullptr;
+  std::vector<PendingCopy> copies;
+  int copy_group = 0;  // that the next copy belongs to
   std::byte* stack = nullptr;
   class Block* block = nullptr;
   Fiber fiber;

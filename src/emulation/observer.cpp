@@ -42,13 +42,15 @@ const char* verb(Access kind) {
 
 // "void fastattn::checked::(anonymous namespace)::kernel<true>(Params)" to "kernel<true>".
 std::string short_name(std::string name) {
-  const std::string_view anonymous = "(anonymous namespace)::";
-  for (std::size_t at = 0; (at = name.find(anonymous)) != std::string::npos;) {
-    name.erase(at, anonymous.size());
+  // Of template arguments too.
+  for (const std::string_view scope : {"(anonymous namespace)::", "fastattn::checked::"}) {
+    for (std::size_t at = 0; (at = name.find(scope)) != std::string::npos;) {
+      name.erase(at, scope.size());
+    }
   }
   name = name.substr(0, name.find('('));
-  const std::size_t scope = name.substr(0, name.find('<')).rfind("::");
-  if (scope != std::string::npos) name = name.substr(scope + 2);
+  // A template's name begins with the type that it returns.
+  name = name.substr(name.substr(0, name.find('<')).find_last_of(": ") + 1);
   return name.empty() ? "kernel" : name;
 }
 
@@ -279,7 +281,6 @@ void Observer::check(const Thread& thread, Region& region, std::uintptr_t addres
   };
   for (std::size_t i = offset; i < offset + bytes; ++i) {
     Region::Cell& cell = region.cells_[i];
-    if (reads && !cell.initialised) report("uninitialised", ", which nothing wrote", nullptr);
     if (cell.write_epoch != 0 && !(kind == Access::kAtomic && cell.atomic) &&
         !ordered(thread, cell.write_epoch, cell.writer, cell.write_clock)) {
       const std::string other =
@@ -299,6 +300,12 @@ void Observer::check(const Thread& thread, Region& region, std::uintptr_t addres
         std::memcpy(pending.before.data(), reinterpret_cast<const void*>(address),
                     std::min(bytes, pending.before.size()));
       }
+    }
+    if (reads && !cell.initialised) {
+      const bool is_under_way = cell.write_epoch != 0;
+      report("uninitialised",
+             is_under_way ? ", and the copy to it is not waited for" : ", which nothing wrote",
+             is_under_way ? cell.write_pc : nullptr);
     }
     if (writes) {
       const int reader = unordered_reader(thread, cell);
@@ -385,6 +392,20 @@ bool Observer::access(Thread& thread, std::uintptr_t address, std::size_t bytes,
                                     .bytes = static_cast<std::uint32_t>(bytes),
                                     .kind = kind,
                                     .is_shared = region->is_shared_});
+  return true;
+}
+
+bool Observer::copy_begins(Thread& thread, std::uintptr_t address, std::size_t bytes,
+                           const void* pc) {
+  settle_write(thread);
+  Region* region = region_of(address, bytes, Access::kWrite);
+  if (region == nullptr) {
+    refuse(thread, address, bytes, Access::kWrite, pc);
+    return false;
+  }
+  check(thread, *region, address, bytes, Access::kWrite, pc);
+  const std::size_t offset = address - region->begin_;
+  for (std::size_t i = offset; i < offset + bytes; ++i) region->cells_[i].initialised = false;
   return true;
 }
 
@@ -507,7 +528,7 @@ void Observer::flush_all(const Block& block) {
 // lies, so lanes that are ahead wait for those behind, and meet them behind a loop or a branch.
 void Observer::flush(const std::vector<int>& threads) {
   const auto same_way = [](const Event& a, const Event& b) {
-    return a.pc == b.pc && a.via == b.via;
+    return a.pc == b.pc && a.via == b.via && a.kind == b.kind;
   };
   const std::vector<Event>& first = traces_[threads.front()];
   Group group;
@@ -536,9 +557,14 @@ void Observer::flush(const std::vector<int>& threads) {
     while (!lanes.empty()) {
       const void* const behind =
           std::ranges::min_element(lanes, std::less<>{}, &Lane::place)->place();
+      // A copy reads and writes at one place; lanes that copy nothing but zeros only write.
+      const bool is_read = std::ranges::any_of(lanes, [behind](const Lane& lane) {
+        return lane.place() == behind && !lane.on_the_way && lane.next->kind == Access::kRead;
+      });
       group.clear();
       for (Lane& lane : lanes) {
         if (lane.place() != behind) continue;
+        if (is_read && !lane.on_the_way && lane.next->kind != Access::kRead) continue;
         if (!std::exchange(lane.on_the_way, !lane.on_the_way)) {
           group.emplace_back(lane.number, lane.next++);
         }

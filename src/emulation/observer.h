@@ -72,6 +72,10 @@ class Observer {
   // abandoned.
   [[nodiscard]] bool access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
                             const void* pc, std::size_t alignment = 1);
+  // A copy that another agent than the thread makes, at any time until it is waited for. False: as
+  // above.
+  [[nodiscard]] bool copy_begins(Thread& thread, std::uintptr_t address, std::size_t bytes,
+                                 const void* pc);
   [[noreturn]] void out_of_bounds(const Thread& thread, std::int64_t index, const void* pc);
 
   void barrier(const Block& block);                 // all threads are there

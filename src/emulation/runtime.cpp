@@ -62,6 +62,47 @@ void count_exponential() {
   if (Observer* observer = current_thread()->block->observer()) observer->exponential();
 }
 
+void copy_later(void* shared, const void* global, int bytes, int valid) {
+  Thread& thread = *current_thread();
+  // The copy itself is made as late as can be; what it overwrites is gone from now on.
+  Observer* observer = thread.block->observer();
+  if (observer != nullptr &&
+      !observer->copy_begins(thread, reinterpret_cast<std::uintptr_t>(shared),
+                             static_cast<std::size_t>(bytes), FASTATTN_CALLER)) {
+    thread.block->abandon();
+  }
+  thread.copies.push_back({.target = static_cast<std::byte*>(shared),
+                           .source = static_cast<const std::byte*>(global),
+                           .bytes = bytes,
+                           .valid = valid,
+                           .group = thread.copy_group,
+                           .pc = FASTATTN_CALLER});
+}
+
+void commit_copies() { ++current_thread()->copy_group; }
+
+void finish_copies(int groups_left) {
+  Thread& thread = *current_thread();
+  Observer* observer = thread.block->observer();
+  const int first_left = thread.copy_group - groups_left;
+  for (const PendingCopy& copy : thread.copies) {
+    if (copy.group >= first_left) break;
+    const auto see = [&](const std::byte* address, int bytes, Access kind) {
+      return bytes == 0 || observer->access(thread, reinterpret_cast<std::uintptr_t>(address),
+                                            static_cast<std::size_t>(bytes), kind, copy.pc,
+                                            static_cast<std::size_t>(copy.bytes));
+    };
+    if (observer != nullptr && (!see(copy.source, copy.valid, Access::kRead) ||
+                                !see(copy.target, copy.bytes, Access::kWrite))) {
+      thread.block->abandon();
+    }
+    std::memcpy(copy.target, copy.source, static_cast<std::size_t>(copy.valid));
+    std::memset(copy.target + copy.valid, 0, static_cast<std::size_t>(copy.bytes - copy.valid));
+  }
+  std::erase_if(thread.copies,
+                [first_left](const PendingCopy& copy) { return copy.group < first_left; });
+}
+
 void atomic_read(const void* address, std::size_t bytes, void* value) {
   Thread& thread = *current_thread();
   if (Observer* observer = thread.block->observer()) {

@@ -5,13 +5,14 @@ evaluated from the same text. The tests hold them against the counts of the emul
 
 Symbols: ``B`` batch, ``H`` query heads, ``M`` query length, ``N`` key length, ``D`` head dim;
 ``Br`` rows and ``Bc`` keys of a tile, ``W`` warps of a block. Bytes count what threads ask for, a
-sector has 32 bytes, a request is a warp's, and shared memory has 32 banks of 4 bytes.
+sector has 32 bytes, a request is a warp's, and shared memory has 32 banks of 4 bytes. All of them
+are of calls without a mask, where v has the head dim of q and k.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -334,10 +335,87 @@ _V4 = Rung(
     },
 )
 
-RUNGS: dict[str, Rung] = {rung.name: rung for rung in (_V0, _V1, _V2, _V3, _V4)}
+# Head dims to 64 are one shape, with tiles that are filled up with zeros; larger ones have others.
+_ONE_SHAPE = "D <= 64"
+_WHOLE_CHUNKS = "D <= 64 and D % 4 == 0"
+
+_V5 = Rung(
+    "v5",
+    {"Br": 128, "Bc": 64, "W": 4},
+    {
+        "global_read_bytes": Formula(
+            "4*B*H*(M*D + ceil(M/Br)*2*N*D)", "Q once; K and V for each query tile"
+        ),
+        "global_write_bytes": Formula("4*B*H*M*(D + 1)", "out and lse, once"),
+        "global_read_requests": Formula(
+            "B*H*(ceil(M/2) + ceil(M/Br)*2*ceil(N/2))",
+            "a warp for 2 rows of up to 64: 16 bytes a lane",
+            _WHOLE_CHUNKS,
+        ),
+        "global_write_requests": Formula(
+            "B*H*ceil(M/4)*(4*ceil(D/32) + 1)",
+            "a warp for every 4th of 32 columns of 4 rows; lse of 4 rows",
+            _WHOLE_CHUNKS,
+        ),
+        "global_read_sectors": Formula(
+            "B*H*(M*D + ceil(M/Br)*2*N*D)/8", "whole sectors", _WHOLE_SECTORS
+        ),
+        "global_write_sectors": Formula(
+            "B*H*(M*D/2 + M/4)",
+            "4 requests touch every sector of out, each for 2 of its 8 floats",
+            "D <= 64 and D % 8 == 0 and M % 4 == 0",
+        ),
+        "shared_read_requests": Formula(
+            "B*H*ceil(M/Br)*ceil(N/Bc)*W*2*16*(8 + 8)",
+            "in both products a lane reads 8 times 16 bytes of either side for 8*8*4 multiply-adds",
+            _ONE_SHAPE,
+        ),
+        "shared_write_requests": Formula(
+            "B*H*ceil(M/Br)*(Br*64/128 + ceil(N/Bc)*(2*Bc*64/128 + Br*Bc/32))",
+            "Q, K and V by 16 bytes a lane; the weights by 4",
+            _WHOLE_CHUNKS,
+        ),
+        "shared_read_transactions": Formula(
+            "4*B*H*ceil(M/Br)*ceil(N/Bc)*W*2*16*(8 + 8)",
+            "16 bytes a lane take 4 turns, a quarter of the warp each",
+            _ONE_SHAPE,
+        ),
+        "shared_read_conflicts": Formula("0", "chunks are swizzled", _ONE_SHAPE),
+        "shared_write_transactions": Formula(
+            "B*H*ceil(M/Br)*(Br*64/32 + ceil(N/Bc)*(2*Bc*64/32 + Br*Bc/32))",
+            "16 bytes a lane take 4 turns, the weights one",
+            _WHOLE_CHUNKS,
+        ),
+        "shared_write_conflicts": Formula("0", "none", _WHOLE_CHUNKS),
+        "exponentials": Formula(
+            "B*H*ceil(M/Br)*ceil(N/Bc)*Br*(Bc + 8)",
+            "a weight for each key, and the factor of the row in each of its 8 lanes",
+            _ONE_SHAPE,
+        ),
+        "barriers": Formula(
+            "2*B*H*ceil(M/Br)*ceil(N/Bc)", "before a piece of K, and of V, is read", _ONE_SHAPE
+        ),
+        "warp_barriers": Formula("B*H*ceil(M/Br)*ceil(N/Bc)*W", "between writing P and reading it"),
+        "shuffles": Formula(
+            "3*8*B*H*ceil(M/Br)*W*(ceil(N/Bc) + 1)",
+            "3 for the maximum of each of a lane's 8 rows; at the end 3 for its sum",
+            _ONE_SHAPE,
+        ),
+    },
+)
+
+RUNGS: dict[str, Rung] = {rung.name: rung for rung in (_V0, _V1, _V2, _V3, _V4, _V5)}
 
 
 def acting(kernel: str, shape: Shape) -> Rung:
-    """The rung that runs when ``kernel`` is asked for: V3 and V4 hand other head dims to V2."""
+    """The rung that runs when ``kernel`` is asked for, with its tiles for this shape.
+
+    V3 and V4 hand other head dims to V2; V5 has other tiles for them.
+    """
     rung = RUNGS[kernel]
+    if rung is _V5 and shape.head_dim > 64:
+        large = shape.head_dim > 128
+        return replace(
+            rung, tiles={"Br": 64 if large else 128, "Bc": 256 if large else 128, "W": 8}
+        )
     return RUNGS["v2"] if rung.tiles is _V3.tiles and shape.head_dim != 64 else rung

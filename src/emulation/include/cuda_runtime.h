@@ -84,6 +84,10 @@ std::uint64_t shuffle(unsigned mask, std::uint64_t value, int source_lane);
 unsigned ballot(unsigned mask, bool vote);
 int lane_index();
 void count_exponential();
+// Copies to shared memory that are made when the thread waits for them: see cp_async.cuh.
+void copy_later(void* shared, const void* global, int bytes, int valid);
+void commit_copies();
+void finish_copies(int groups_left);
 void atomic_read(const void* address, std::size_t bytes, void* value);
 bool atomic_replace(void* address, std::size_t bytes, void* expected, const void* wanted);
 
@@ -161,6 +165,7 @@ FASTATTN_INTRINSIC float __logf(float x) { return std::log(x); }
 FASTATTN_INTRINSIC float log2f(float x) { return std::log2(x); }
 FASTATTN_INTRINSIC float sqrtf(float x) { return std::sqrt(x); }
 FASTATTN_INTRINSIC float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
+FASTATTN_INTRINSIC bool signbit(float x) { return std::signbit(x); }
 FASTATTN_INTRINSIC float fabsf(float x) { return std::fabs(x); }
 FASTATTN_INTRINSIC float fmaxf(float a, float b) { return std::fmax(a, b); }
 FASTATTN_INTRINSIC float fminf(float a, float b) { return std::fmin(a, b); }

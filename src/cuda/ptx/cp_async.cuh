@@ -1,0 +1,47 @@
+// Copies from global to shared memory that go on while the thread computes.
+// PTX ISA: "Data Movement and Conversion Instructions: cp.async" (sm_80 and newer). On an older GPU
+// the same calls copy at once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace fastattn::cuda::ptx {
+
+// Copies kBytes (4 or 16, both addresses aligned to them), of which the first `valid` are read and
+// the rest become 0.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(float* shared, const float* global, int valid) {
+  static_assert(kBytes == 4 || kBytes == 16);
+#if __CUDA_ARCH__ >= 800
+  const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global),
+                 "r"(valid)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global),
+                 "r"(valid)
+                 : "memory");
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < kBytes / 4; ++i) shared[i] = 4 * i < valid ? global[i] : 0.0F;
+#endif
+}
+
+// Ends a group of the copies that this thread has issued since the last group; it may be empty.
+__device__ __forceinline__ void cp_async_commit_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until at most kGroups of this thread's latest groups are still under way.
+template <int kGroups>
+__device__ __forceinline__ void cp_async_wait_group() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+#endif
+}
+
+}  // namespace fastattn::cuda::ptx

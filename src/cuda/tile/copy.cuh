@@ -1,0 +1,63 @@
+// Asynchronous copies of tiles of a tensor to shared memory.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/ptx/cp_async.cuh"
+#include "fastattn/fastattn.h"
+
+namespace fastattn::cuda {
+
+// One head of a tensor.
+struct HeadView {
+  const float* data;  // [length, dim]
+  std::int64_t row_stride;
+  int length, dim;
+};
+
+__device__ __forceinline__ HeadView head_view(const void* data, const Strides& stride,
+                                              std::int64_t batch, std::int64_t head, int length,
+                                              int dim) {
+  return {static_cast<const float*>(data) + batch * stride.batch + head * stride.head, stride.row,
+          length, dim};
+}
+
+// Starts copying [kRows, kColumns] from (row, column) on; what lies outside of the tensor becomes 0.
+// kSwizzled: chunk c (16 bytes) of row r goes to place c ^ (r % 8), so that eight lanes that read
+// one chunk of eight rows meet no bank twice. kAligned: every row starts at a multiple of 16 bytes.
+template <int kRows, int kColumns, int kThreads, bool kAligned, bool kSwizzled>
+__device__ __forceinline__ void copy_tile(float* sTile, const HeadView& g, int row, int column) {
+  constexpr int kChunks = kColumns / 4;
+  constexpr int kRowStep = kThreads / kChunks;
+  static_assert(kRows % kRowStep == 0 && (!kSwizzled || kRowStep % 8 == 0));
+  const int r = static_cast<int>(threadIdx.x) / kChunks;
+  const int c = static_cast<int>(threadIdx.x) % kChunks;
+  const bool has_all_rows = row + kRows <= g.length;
+  const int floats = min(max(g.dim - column - 4 * c, 0), 4);
+  const float* source = g.data + (row + r) * g.row_stride + column + 4 * c;
+  float* target = sTile + r * kColumns + 4 * (kSwizzled ? c ^ (r % 8) : c);
+#pragma unroll
+  for (int first = 0; first < kRows; first += kRowStep) {
+    const int valid = has_all_rows || row + r + first < g.length ? floats : 0;
+    if constexpr (kAligned) {
+      ptx::cp_async<16>(target + first * kColumns, source, 4 * valid);
+    } else {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        ptx::cp_async<4>(target + first * kColumns + e, source + e, e < valid ? 4 : 0);
+      }
+    }
+    source += kRowStep * g.row_stride;
+  }
+}
+
+// Whether every row starts at a multiple of 16 bytes: 4 floats, so the strides must be multiples
+// of 4.
+inline bool rows_are_aligned(const void* data, const Strides& stride) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.batch % 4 == 0 &&
+         stride.head % 4 == 0 && stride.row % 4 == 0;
+}
+
+}  // namespace fastattn::cuda
