@@ -131,9 +131,9 @@ def expect(
 ) -> Expected:
     """The answer, and twice the error of a textbook evaluation in the same dtype as the limit.
 
-    That evaluation is NumPy's, and for float32 also a loop in runs of 64 terms and that of torch or
-    CuPy on the kernel's device, where they are there: the order of the sums decides about a factor
-    of two and more.
+    That evaluation is NumPy's, and for float32 also plain loops, with each sum in runs of 64 terms
+    and with a score's in one go, and that of torch or CuPy on the kernel's device, where they are
+    there: the order of the sums decides about a factor of two and more.
 
     A yardstick of few numbers, or of a nearly one-hot softmax, can be exact by luck (one key:
     out = v). Below the limit therefore lies what one rounding of each score, weight and result
@@ -195,7 +195,9 @@ def visible(
 def _plain_in_runs(
     q: Any, k: Any, v: Any, *, scale: Any = None, **mask: Any
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The textbook loops in float32, each sum in runs of 64 terms, where they take no minutes."""
+    """The textbook loops in float32, where they take no minutes: sums in runs of 64 terms, and the
+    sums over the head dim in one go.
+    """
     finite = all(np.isfinite(x).all() for x in (q, k, v))  # a hidden infinity would be 0 * inf
     if not finite or math.prod(q.shape) * k.shape[2] > 5e8:
         return []
@@ -204,25 +206,29 @@ def _plain_in_runs(
     q, k, v = (x.astype(np.float32) for x in (q, k, v))
     k, v = (x.repeat(q.shape[1] // k.shape[1], axis=1) for x in (k, v))
 
-    def total(terms: Iterator[np.ndarray]) -> np.ndarray:
+    def total(terms: Iterator[np.ndarray], run: int = 64) -> np.ndarray:
         runs: list[np.ndarray] = []
         for i, term in enumerate(terms):
-            if i % 64 == 0:
+            if i % run == 0:
                 runs.append(term)
             else:
                 runs[-1] += term
         return sum(runs[1:], start=runs[0])
 
-    with np.errstate(all="ignore"):
-        scores = total(q[..., d, None] * k[..., None, :, d] for d in range(q.shape[3])) * factor
-        scores[..., ~seen] = -np.inf
-        largest = scores.max(axis=-1, keepdims=True)
-        weights = np.exp(scores - np.where(largest == -np.inf, 0, largest), dtype=np.float32)
-        keys = range(k.shape[2])
-        row_sum = total(weights[..., j, None].copy() for j in keys)
-        product = total(weights[..., j, None] * v[..., None, j, :] for j in keys)
-        out = product / np.where(row_sum == 0, 1, row_sum)
-        return [(out, (largest + np.log(row_sum))[..., 0])]
+    results = []
+    for run in {64, max(64, q.shape[3])}:
+        with np.errstate(all="ignore"):
+            products = (q[..., d, None] * k[..., None, :, d] for d in range(q.shape[3]))
+            scores = total(products, run) * factor
+            scores[..., ~seen] = -np.inf
+            largest = scores.max(axis=-1, keepdims=True)
+            weights = np.exp(scores - np.where(largest == -np.inf, 0, largest), dtype=np.float32)
+            keys = range(k.shape[2])
+            row_sum = total(weights[..., j, None].copy() for j in keys)
+            product = total(weights[..., j, None] * v[..., None, j, :] for j in keys)
+            out = product / np.where(row_sum == 0, 1, row_sum)
+            results.append((out, (largest + np.log(row_sum))[..., 0]))
+    return results
 
 
 def _plain_on_device(
