@@ -42,7 +42,11 @@ struct KeyTiles {
   [[nodiscard]] __device__ __forceinline__ int at(int visit) const {
     const int left = full_first - first;
     if (visit < left) return first + visit;
-    return visit < masked() ? full_end + visit - left : full_first + visit - masked();
+    return visit < masked() ? full_end + visit - left : at_full(visit);
+  }
+  // The same for a visit after the masked ones.
+  [[nodiscard]] __device__ __forceinline__ int at_full(int visit) const {
+    return full_first + visit - masked();
   }
 };
 

@@ -1,0 +1,198 @@
+// 16-bit numbers, float16 or bfloat16, two of them in a register.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "cuda/ptx/cvt.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/tile/schedule.cuh"
+#include "fastattn/fastattn.h"
+
+namespace fastattn::cuda {
+
+template <DType kType>
+struct Number16;
+
+template <>
+struct Number16<DType::kFloat16> {
+  static constexpr unsigned kExponent = 0x7c00;  // of inf and NaN alone all of these bits are set
+
+  static __device__ __forceinline__ float2 unpack(unsigned pair) { return ptx::f16x2_to_f32(pair); }
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    return ptx::cvt_rn_f16x2(high, low);
+  }
+  static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                             unsigned b1) {
+    ptx::mma_m16n8k16_f16(d, a, b0, b1);
+  }
+  static __device__ __forceinline__ void mma_zero(float (&d)[4], const unsigned (&a)[4],
+                                                  unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_f16_zero(d, a, b0, b1);
+  }
+};
+
+template <>
+struct Number16<DType::kBFloat16> {
+  static constexpr unsigned kExponent = 0x7f80;
+
+  static __device__ __forceinline__ float2 unpack(unsigned pair) { return ptx::bf16x2_to_f32(pair); }
+  static __device__ __forceinline__ unsigned pack(float low, float high) {
+    return ptx::cvt_rn_bf16x2(high, low);
+  }
+  static __device__ __forceinline__ void mma(float (&d)[4], const unsigned (&a)[4], unsigned b0,
+                                             unsigned b1) {
+    ptx::mma_m16n8k16_bf16(d, a, b0, b1);
+  }
+  static __device__ __forceinline__ void mma_zero(float (&d)[4], const unsigned (&a)[4],
+                                                  unsigned b0, unsigned b1) {
+    ptx::mma_m16n8k16_bf16_zero(d, a, b0, b1);
+  }
+};
+
+// Whether one of two packed numbers is inf or NaN: adding 1 to an exponent of ones carries into the
+// sign's place.
+template <DType kType>
+__device__ __forceinline__ bool any_not_finite(unsigned pair) {
+  constexpr unsigned kMask = Number16<kType>::kExponent * 0x10001U;
+  constexpr unsigned kOne = (Number16<kType>::kExponent & -Number16<kType>::kExponent) * 0x10001U;
+  return (((pair & kMask) + kOne) & 0x80008000U) != 0;
+}
+
+// Both times the sign of `factor`: -1 or 0 (which leaves a NaN one, and makes one of inf).
+template <DType kType>
+__device__ __forceinline__ unsigned times_sign(unsigned pair, float factor) {
+  const float2 x = Number16<kType>::unpack(pair);
+  const float sign = factor < 0.0F ? -1.0F : 0.0F;
+  return Number16<kType>::pack(x.x * sign, x.y * sign);
+}
+
+// A tile in shared memory, [rows, kColumns] of 16 bits. Chunk c (16 bytes) of row r lies at place
+// c ^ (r % 8): eight rows' chunks of one column, which ldmatrix reads at once, meet no bank twice.
+template <int kColumns>
+struct Tile16 {
+  static constexpr int kRowBytes = kColumns * 2;
+  static constexpr int kChunks = kColumns / 8;
+  static_assert(kChunks % 8 == 0);
+
+  // In bytes from the start of the tile.
+  static __device__ __forceinline__ int offset(int row, int chunk) {
+    return row * kRowBytes + 16 * (chunk ^ (row % 8));
+  }
+};
+
+// One head of a tensor of 16-bit numbers.
+struct HeadView16 {
+  const std::uint16_t* data;  // [length, dim]
+  std::int64_t row_stride;
+  int length, dim;
+};
+
+__device__ __forceinline__ HeadView16 head_view16(const void* data, const Strides& stride,
+                                                  std::int64_t batch, std::int64_t head, int length,
+                                                  int dim) {
+  return {static_cast<const std::uint16_t*>(data) + batch * stride.batch + head * stride.head,
+          stride.row, length, dim};
+}
+
+// Copies tiles of kRows rows to Tile16s; what lies outside of the tensor becomes 0. Every row must
+// start at a multiple of 16 bytes.
+template <int kRows, int kColumns, int kThreads>
+struct TileCopy {
+  using Tile = Tile16<kColumns>;
+  static constexpr int kRowStep = kThreads / Tile::kChunks;
+  static_assert(kRows % kRowStep == 0);
+
+  const std::uint16_t* source;  // this thread's chunk of the tensor's first tile
+  std::int64_t row_stride;
+  int rows;   // of the tensor, from this thread's first one on
+  int bytes;  // of the chunk that lie in the tensor
+
+  explicit __device__ __forceinline__ TileCopy(const HeadView16& g)
+      : source(g.data + thread_row() * g.row_stride + 8 * thread_chunk()),
+        row_stride(g.row_stride),
+        rows(g.length - thread_row()),
+        bytes(2 * min(max(g.dim - 8 * thread_chunk(), 0), 8)) {}
+
+  static __device__ __forceinline__ int thread_row() {
+    return static_cast<int>(threadIdx.x) / Tile::kChunks;
+  }
+  static __device__ __forceinline__ int thread_chunk() {
+    return static_cast<int>(threadIdx.x) % Tile::kChunks;
+  }
+
+  // kInside: the tensor has all the rows.
+  template <bool kInside>
+  __device__ __forceinline__ void start(char* sTile, int first_row) const {
+    const std::uint16_t* chunk = source + first_row * row_stride;
+#pragma unroll
+    for (int first = 0; first < kRows; first += kRowStep) {
+      const int valid = kInside || first_row + first < rows ? bytes : 0;
+      ptx::cp_async<16>(sTile + Tile::offset(thread_row() + first, thread_chunk()), chunk, valid);
+      chunk += kRowStep * row_stride;
+    }
+  }
+
+  // Calls f(offset) for the chunks that this thread copies: it may read them before the barrier
+  // that shows them to others.
+  template <class F>
+  static __device__ __forceinline__ void for_own_chunks(F&& f) {
+#pragma unroll 4
+    for (int first = 0; first < kRows; first += kRowStep) {
+      f(Tile::offset(thread_row() + first, thread_chunk()));
+    }
+  }
+};
+
+// Whether what this thread has copied to a tile holds an inf or a NaN.
+template <DType kType, class Copy>
+__device__ __forceinline__ bool own_chunks_not_finite(const char* sTile) {
+  bool found = false;
+  Copy::for_own_chunks([&](int offset) {
+    const uint4 u = *reinterpret_cast<const uint4*>(sTile + offset);
+    found = found || any_not_finite<kType>(u.x) || any_not_finite<kType>(u.y) ||
+            any_not_finite<kType>(u.z) || any_not_finite<kType>(u.w);
+  });
+  return found;
+}
+
+// Multiplies what this thread has copied to a tile by the sign of `factor`.
+template <DType kType, class Copy>
+__device__ __forceinline__ void times_sign_own_chunks(char* sTile, float factor) {
+  Copy::for_own_chunks([&](int offset) {
+    uint4& u = *reinterpret_cast<uint4*>(sTile + offset);
+    u = make_uint4(times_sign<kType>(u.x, factor), times_sign<kType>(u.y, factor),
+                   times_sign<kType>(u.z, factor), times_sign<kType>(u.w, factor));
+  });
+}
+
+// Writes kRows rows of the output from a Tile16, by one warp.
+template <int kRows, int kColumns>
+__device__ __forceinline__ void write_rows16(const char* sTile, int tile_row, const ForwardParams& p,
+                                             const QueryTile& tile, int lane) {
+  using Tile = Tile16<kColumns>;
+  std::uint16_t* gO = static_cast<std::uint16_t*>(p.out) + tile.batch * p.out_stride.batch +
+                      tile.head * p.out_stride.head;
+  const bool is_aligned =
+      reinterpret_cast<std::uintptr_t>(gO) % 16 == 0 && p.out_stride.row % 8 == 0;
+#pragma unroll 4
+  for (int i = lane; i < kRows * Tile::kChunks; i += 32) {
+    const int r = tile_row + i / Tile::kChunks, c = i % Tile::kChunks;
+    const int row = tile.first_row + r;
+    const int columns = min(p.head_dim_v - 8 * c, 8);
+    if (row >= p.len_q || columns <= 0) continue;
+    const char* source = sTile + Tile::offset(r, c);
+    std::uint16_t* target = gO + row * p.out_stride.row + 8 * c;
+    if (is_aligned && columns == 8) {
+      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
+    } else {
+      for (int e = 0; e < columns; ++e) {
+        target[e] = reinterpret_cast<const std::uint16_t*>(source)[e];
+      }
+    }
+  }
+}
+
+}  // namespace fastattn::cuda
