@@ -61,6 +61,8 @@ class Counts:
         ``__syncwarp`` and ``__shfl_*_sync``, a warp each.
     votes : int
         ``__ballot_sync`` and its like, a warp each.
+    mmas : int
+        Products of 16x16 by 16x8 on tensor cores (``mma``), a warp each.
     atomics : int
         Atomic operations, a thread each.
     """
@@ -82,6 +84,7 @@ class Counts:
     warp_barriers: int
     shuffles: int
     votes: int
+    mmas: int
     atomics: int
 
 

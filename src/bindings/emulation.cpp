@@ -35,6 +35,7 @@ nb::dict to_dict(const emulation::Counts& counts) {
   entry["warp_barriers"] = counts.warp_barriers;
   entry["shuffles"] = counts.shuffles;
   entry["votes"] = counts.votes;
+  entry["mmas"] = counts.mmas;
   entry["atomics"] = counts.atomics;
   return entry;
 }
