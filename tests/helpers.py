@@ -650,6 +650,19 @@ def cases(problems: Iterable[Case], among: Iterable[Runner] = RUNNERS) -> Any:
     return pytest.mark.parametrize(("case", "runner"), params)
 
 
+def sampled(problems: Iterable[Case]) -> Any:
+    """``cases``, where a kernel's second framework gets every fourth problem: what is computed does
+    not depend on whose arrays they are.
+    """
+    params = [
+        param(case, runner=r, id=f"{case}-{r}")
+        for case in problems
+        for r in RUNNERS
+        if r.takes(case) and (r in ONE_PER_KERNEL or zlib.crc32(str(case).encode()) % 4 == 0)
+    ]
+    return pytest.mark.parametrize(("case", "runner"), params)
+
+
 def taking(
     *needs: Case, dtypes: Iterable[str] = DTYPES, among: Iterable[Runner] = (*RUNNERS, *EMULATED)
 ) -> Any:
