@@ -5,9 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import statistics
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
+from typing import TextIO
 
 
 def source_hash(root: Path | str) -> str:
@@ -117,6 +122,60 @@ def sm_clock_under_load(load: Callable[[], None], warm_calls: int = 3) -> int | 
         load()
     value = query.communicate()[0].strip()
     return int(value) if value.isdigit() else None
+
+
+class ClockLog:
+    """Reads the SM clock and the power again and again while a ``with`` block runs."""
+
+    def __init__(self, every_ms: int = 100) -> None:
+        self._command = [*_smi_command("clocks.sm,power.draw"), f"--loop-ms={every_ms}"]
+        self._samples: list[tuple[float, float, float]] = []  # time, MHz, W
+        self._query: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> ClockLog:
+        try:
+            self._query = subprocess.Popen(
+                self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+        except OSError:
+            return self
+        assert self._query.stdout is not None
+        threading.Thread(target=self._read, args=(self._query.stdout,), daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._query is not None:
+            self._query.terminate()
+            self._query.wait()
+
+    def _read(self, lines: TextIO) -> None:
+        for line in lines:
+            try:
+                mhz, watts = map(float, line.split(","))
+            except ValueError:  # "[N/A]"
+                continue
+            self._samples.append((time.monotonic(), mhz, watts))
+
+    def since(self, start: float) -> dict[str, float] | None:
+        """What was read since a time of ``time.monotonic``; None where nothing was.
+
+        Median, lowest and highest clock in MHz, and the highest power in W.
+        """
+        samples = [sample for sample in self._samples if sample[0] >= start]
+        if not samples:
+            return None
+        clocks = [mhz for _, mhz, _ in samples]
+        return {
+            "sm_clock_mhz": statistics.median(clocks),
+            "sm_clock_mhz_low": min(clocks),
+            "sm_clock_mhz_high": max(clocks),
+            "watts_high": max(watts for _, _, watts in samples),
+        }
 
 
 def fp32_peak_tflops(compute_capability: int, multiprocessors: int, clock_mhz: int) -> float:
