@@ -105,6 +105,8 @@ struct Capabilities {
 struct Kernel {
   std::string_view name;   // "v4"
   std::string_view title;  // one line
+  // In what precision the products are made and summed, for each dtype that it takes.
+  std::string_view arithmetic;
   Backend backend;
   Capabilities capabilities;
   // The kernel that takes over where head_dim is outside this one's range; empty: none.
