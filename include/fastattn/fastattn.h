@@ -110,7 +110,7 @@ struct Kernel {
   Backend backend;
   Capabilities capabilities;
   // The kernel that takes over where head_dim is outside this one's range; empty: none.
-  std::string_view redirect;
+  std::string_view redirect = {};
   // Null for the CPU. Valid for any call that the capabilities allow.
   LaunchPlan (*plan)(const ForwardParams& params);
   // Enqueues the work (CUDA: on `stream`, a cudaStream_t, on the current device) or does it (CPU).

@@ -292,7 +292,6 @@ const Kernel v5_register_tiles = {
                      .causal = true,
                      .window = true,
                      .min_compute_capability = 75},
-    .redirect = "",
     .plan = plan,
     .run = run,
 };
