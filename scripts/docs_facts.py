@@ -306,6 +306,13 @@ def speed_record() -> dict[str, Any]:
     return _load(path, f"benchmarks/emulation_speed.py --json {path.relative_to(ROOT)}")
 
 
+def forward_record() -> dict[str, Any]:
+    """Of the suite "forward"."""
+    path = RESULTS / f"forward-{CARD}.json"
+    command = f"python -m fastattn.benchmark --suite forward --json {path.relative_to(ROOT)}"
+    return _load(path, f"{command} on a GPU")
+
+
 def published() -> dict[str, Any]:
     """What was published for an RTX 4080; by another implementation of the same ladder."""
     record: dict[str, Any] = json.loads((LADDER / "published.json").read_text())

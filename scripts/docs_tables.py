@@ -23,6 +23,7 @@ from docs_facts import (
     Rung,
     benchmark_record,
     benchmark_row,
+    forward_record,
     profile_record,
     profile_row,
     published,
@@ -30,6 +31,8 @@ from docs_facts import (
     speed_record,
     steps_record,
 )
+
+from fastattn.benchmark import _forward_report
 
 
 def markdown(head: list[str], rows: list[list[str]], align: str) -> str:
@@ -373,6 +376,21 @@ def emulation_speed() -> str:
     return markdown(head, table, "<" + ">" * (len(head) - 1))
 
 
+def forward(*name: str) -> str:
+    """A table of the suite "forward"."""
+    made = _forward_report.TABLES[" ".join(name)](forward_record())
+    return markdown(made.head, made.rows, made.align)
+
+
+def forward_row(suite: str, impl: str, **fields: Any) -> dict[str, Any]:
+    """The one row of the suite "forward" that has these fields."""
+    found = _forward_report.select(forward_record(), suite, impl=impl, **fields)
+    if not found:
+        raise MissingRecordError(f"no row of {impl} in {suite} with {fields}")
+    (row,) = found
+    return dict(row)
+
+
 def _short(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
@@ -415,6 +433,8 @@ NAMES: dict[str, Any] = {
     "old": lambda name, key: published()["profile"][name][key],
     "published": published,
     "step": step,
+    "forward": forward_row,
+    "forward_caption": lambda: _forward_report.caption(forward_record()),
     "speed_cpu": lambda: speed_record()["meta"]["cpu"],
     "a_tile": a_tile,
     "number": number,
@@ -426,7 +446,8 @@ NAMES: dict[str, Any] = {
 }
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (launch, shared, counts, counters, counted, times, emulation_speed)
+    f.__name__: f
+    for f in (launch, shared, counts, counters, counted, times, emulation_speed, forward)
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from fastattn.benchmark._arrays import Problem, TorchArrays
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # the tensors are tiny: more threads only wait for each other
 
+ROOT = Path(__file__).resolve().parent.parent
 KERNEL = next(kernel for kernel in fastattn.kernels() if kernel.name == "cpu")
 OURS = [_suite.Implementation("cpu", "cpu", KERNEL.title, KERNEL), _suite.AUTO]
 PLAN = _suite.Plan(1, 3, 0.05)
@@ -526,6 +528,25 @@ def test_a_worse_error_on_one_input_misses_the_goal() -> None:
             row["error"] = 1e-3  # documented, not promised
     goal = next(g for g in _forward_report.goals(record) if g.what.startswith("v6, float32: error"))
     assert (goal.met, goal.measured) == (False, "1.02 at most; 1 of 9 above")
+
+
+def test_pages_show_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/benchmark.md is filled from a record as soon as there is one."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    tables, update = (importlib.import_module(f"docs_{name}") for name in ("tables", "update"))
+    monkeypatch.setattr(tables, "forward_record", make_record)
+    report = update.Report()
+    page = update.render_page((ROOT / "docs" / "benchmark.md").read_text(), report, "page")
+    assert report.missing == []
+    for name, make in _forward_report.TABLES.items():
+        table = make(make_record())
+        block = page.partition(f"<!-- table: forward {name} -->")[2].partition("<!-- /table -->")[0]
+        assert len(block.strip().splitlines()) == 2 + len(table.rows), name
+    assert "-->Test GPU (driver 580.1, CUDA 13.0, torch 2.11.0, SM clock 1755 MHz" in page
+    fields = {"case": "D=128 full N=8192", "dtype": "float16"}
+    assert tables.forward_row(_cases.GRID, "v6", **fields)["tflops"] == pytest.approx(400)
+    with pytest.raises(LookupError, match="no row of v9"):
+        tables.forward_row(_cases.GRID, "v9", **fields)
 
 
 # --- the clock ------------------------------------------------------------------------------------
