@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,7 @@ def test_every_case_runs(arrays: TorchArrays) -> None:
             written = row.row()
             assert written["suite"] == case.suite
             assert 0 <= written["error"] <= written["worst_row_error"] or written["error"] < 1e-7
-            assert row.result.right or row.result.implementation.is_torch, (case, written)
+            assert row.right, (case, written)
 
 
 def is_failure(row: Any) -> bool:
@@ -315,7 +316,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_suite, "sm_clock", lambda arrays, rng: 1755)
     monkeypatch.setitem(_suite._CEILING_SIZES, "cpu", 64)
     monkeypatch.setattr(_machine, "nvidia_smi", lambda field: "580.1")
-    monkeypatch.setattr(_machine, "_smi_command", lambda fields: ["sh", "-c", "echo 1700, 600"])
+    monkeypatch.setattr(_machine, "_smi_command", lambda fields: ["echo", "1700, 600"])
     every = _cases.cases
     monkeypatch.setattr(_cases, "cases", lambda suite: [tiny(case) for case in every(suite)])
 
@@ -348,6 +349,34 @@ def test_the_whole_suite_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path
         assert all(len(cells) == len(table.head) == len(table.align) for cells in table.rows)
     assert "Test GPU" in _forward_report.caption(record)
     assert "v6" not in text  # a goal whose kernel has no row is no line
+
+
+def test_a_record_is_shown_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "forward.json"
+    file.write_text(benchmark.dump_record(make_record()))
+    status, text = run(capsys, "--suite", "forward", "--from", str(file))
+    assert status == 0
+    assert "Test GPU" in text
+    assert "MISSED  v6, float16: speed over torch's FlashAttention-2" in text
+    file.write_text('{"meta": {}, "rows": []}')
+    status, text = run(capsys, "--suite", "forward", "--from", str(file))
+    assert status == 2
+    assert "a field missing" in text
+
+
+def test_nothing_is_promised_for_the_worst_input() -> None:
+    worst, other = (
+        next(case for case in _cases.cases(_cases.STRESS) if case.inputs == inputs)
+        for inputs in (_cases.WORST_INPUT, "all 1e4")
+    )
+    timing = _suite.Timing(1.0, 0.0, 1.0, 3)
+    verdicts = [
+        _forward.Measured(case, _suite.Result(OURS[0], case.problem, timing, 1e-4, 1e-5), 1.0, 4)
+        for case in (worst, other)
+    ]
+    assert [row.right for row in verdicts] == [True, False]
 
 
 @pytest.mark.usefixtures("fake_gpu")
@@ -553,12 +582,19 @@ def test_pages_show_every_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clock_log_summarises_what_the_tool_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = "1980, 300.5\\n[N/A], 1\\n1500, 690.0\\n1700, 650\\n"
-    monkeypatch.setattr(_machine, "_smi_command", lambda fields: ["printf", lines])
-    with _machine.ClockLog() as log:
-        deadline = _machine.time.monotonic() + 10
-        while len(log._samples) < 3 and _machine.time.monotonic() < deadline:
-            _machine.time.sleep(0.01)
+    answers = iter(["1980, 300.5", "[N/A], 1", "1500, 690.0", "1700, 650"])
+    done = threading.Event()
+
+    def command(fields: str) -> list[str]:
+        answer = next(answers, None)
+        if answer is None:
+            done.set()
+            return ["false"]
+        return ["echo", answer]
+
+    monkeypatch.setattr(_machine, "_smi_command", command)
+    with _machine.ClockLog(every=0.0) as log:
+        assert done.wait(10)
         assert log.since(0.0) == {
             "sm_clock_mhz": 1700.0,
             "sm_clock_mhz_low": 1500.0,
@@ -590,7 +626,7 @@ def test_every_case_runs_on_the_gpu() -> None:
         assert all(f.refused for f in failed), (case, failed)
         assert any(not row.result.implementation.is_torch for row in measured), (case, failed)
         for row in measured:
-            assert row.result.right, (case, row)
+            assert row.right, (case, row)
             assert row.result.timing.us > 0
 
 
@@ -604,4 +640,4 @@ def test_torchs_flash_attention_computes_the_same_problem(changes: dict[str, Any
     arrays = TorchArrays("cuda")
     tensors = [x.half().cuda() for x in inputs_of(problem)]
     out = _torch_ways.TORCH["torch_fa2"](arrays, problem, *tensors)()
-    assert fastattn.testing.error(out, reference(problem, tensors)[0]) < 2e-3
+    assert fastattn.testing.error(out, reference(problem, tensors)[0]) < 4 * 2.0**-11

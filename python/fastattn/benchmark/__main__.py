@@ -90,7 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     suites = parser.add_argument_group(
         "suites, on a GPU with torch",
         "The production kernels over the argument space, beside PyTorch's. Kernels may be named; "
-        "--dtype, --head-dim, --seq-lens and --causal choose among the suite's cases.",
+        "--dtype, --head-dim, --seq-lens and --causal choose among the suite's cases. With --from "
+        "FILE a record is shown, for which no GPU is needed.",
     )
     suites.add_argument(
         "--suite",
@@ -354,6 +355,8 @@ def _run_named_suite(
             parser.error(f"--{name.replace('_', '-')}: a --suite has its own shapes")
     if args.device == "cpu":
         parser.error("--device cpu: a --suite runs on a GPU")
+    if args.write_readme is not None:
+        parser.error("--write-readme shows no --suite")
     if not _writable(console, args.json):
         return 2
     plan = _plan(args, _forward.QUICK_PLAN if args.quick else _forward.PLAN)
@@ -374,6 +377,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("--source-hash: the working directory is in no fastattn source tree")
         console.line(_machine.source_hash(root))
         return 0
+    if args.suite is not None:
+        return _run_named_suite(parser, console, args)
     if (args.write_readme is None) != (args.record is None):
         parser.error("--write-readme README and --from FILE go together")
     if args.write_readme is not None:
@@ -387,8 +392,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
         return 0
-    if args.suite is not None:
-        return _run_named_suite(parser, console, args)
     if args.quick:
         parser.error("--quick is for a --suite; there are --repetitions and --max-seconds")
     if not args.implementation:

@@ -331,16 +331,15 @@ TABLES: dict[str, Callable[[Record], Table]] = {
     "shapes float32": lambda record: shapes_table(record, "float32"),
     "goals": goals_table,
 }
-_SHOWN = {"grid float16": GRID, "grid bfloat16": GRID, "stress": STRESS}
 
 
 def show(console: Console, record: Record) -> None:
-    """Prints the grids, the errors and the goals that the record has something of."""
-    for name, suite in _SHOWN.items():
-        table = TABLES[name](record)
-        if table.rows:
+    """Prints the tables that the record has rows for, and the goals."""
+    for name, make in TABLES.items():
+        table = make(record)
+        if table.rows and name != "goals":
             console.line()
-            console.line(f"{suite}: {name}", "bold")
+            console.line(f"forward, {name}", "bold")
             _print(console, table)
     measured = [goal for goal in goals(record) if goal.met is not None]
     if measured:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
 
 
 def source_hash(root: Path | str) -> str:
@@ -127,20 +126,14 @@ def sm_clock_under_load(load: Callable[[], None], warm_calls: int = 3) -> int | 
 class ClockLog:
     """Reads the SM clock and the power again and again while a ``with`` block runs."""
 
-    def __init__(self, every_ms: int = 100) -> None:
-        self._command = [*_smi_command("clocks.sm,power.draw"), f"--loop-ms={every_ms}"]
+    def __init__(self, every: float = 0.5) -> None:
+        self._every = every  # seconds
         self._samples: list[tuple[float, float, float]] = []  # time, MHz, W
-        self._query: subprocess.Popen[str] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> ClockLog:
-        try:
-            self._query = subprocess.Popen(
-                self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        except OSError:
-            return self
-        assert self._query.stdout is not None
-        threading.Thread(target=self._read, args=(self._query.stdout,), daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -149,17 +142,21 @@ class ClockLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._query is not None:
-            self._query.terminate()
-            self._query.wait()
+        self._over.set()
+        self._thread.join()
 
-    def _read(self, lines: TextIO) -> None:
-        for line in lines:
+    def _read(self) -> None:
+        # One process a reading: in a pipe, nvidia-smi's own loop may keep its lines to itself.
+        while not self._over.is_set():
+            answer = _output(*_smi_command("clocks.sm,power.draw"))
+            if answer is None:
+                return
             try:
-                mhz, watts = map(float, line.split(","))
+                mhz, watts = map(float, answer.split(","))
+                self._samples.append((time.monotonic(), mhz, watts))
             except ValueError:  # "[N/A]"
-                continue
-            self._samples.append((time.monotonic(), mhz, watts))
+                pass
+            self._over.wait(self._every)
 
     def since(self, start: float) -> dict[str, float] | None:
         """What was read since a time of ``time.monotonic``; None where nothing was.
