@@ -140,8 +140,9 @@ struct Target {
 FASTATTN_EXPORT std::string refusal(const Kernel& kernel, const ForwardParams& params,
                                     const Target& target);
 
-// The kernel that forward() would run. `name` "auto": the last of kernels() that takes the call.
-// Throws ArgumentError.
+// The kernel that forward() would run. `name` "auto": the fastest that takes the call by what was
+// measured (src/core/auto_rules.def), else the last of kernels() that takes it. Throws
+// ArgumentError.
 FASTATTN_EXPORT const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
                                             std::string_view name = "auto");
 
