@@ -92,14 +92,6 @@ __global__ void vote_at_barrier_kernel(const float* input, int* output) {
   output[128 + threadIdx.x] = __syncthreads_and(positive);
 }
 
-__global__ void repeat_kernel(int rounds, const unsigned* gA, float* gD) {
-  unsigned a[4];
-  float d[4] = {};
-  for (int i = 0; i < 4; ++i) a[i] = gA[4 * (threadIdx.x % 32) + i];
-  for (int round = 0; round < rounds; ++round) ptx::mma_m16n8k16_f16(d, a, a[0], a[1]);
-  for (int i = 0; i < 4; ++i) gD[4 * threadIdx.x + i] = d[i];
-}
-
 constexpr LaunchPlan one_warp(int shared_words) {
   return {.blocks = 1, .threads = 32, .dynamic_shared_bytes = shared_words * sizeof(float)};
 }
@@ -124,10 +116,6 @@ const testing::TensorKernels tensor_kernels = {
     .vote_at_barrier =
         [](const float* input, int* output) {
           launch<vote_at_barrier_kernel>({.blocks = 1, .threads = 64}, nullptr, input, output);
-        },
-    .repeat =
-        [](int rounds, const unsigned* a, float* d) {
-          launch<repeat_kernel>({.blocks = 1, .threads = 128}, nullptr, rounds, a, d);
         },
 };
 

@@ -16,8 +16,6 @@ struct TensorKernels {
   void (*copy_by_8)(const float* input, const int* valid, float* output);
   // 64 threads: how many of input are positive, whether any is, and whether all are -> [3][64].
   void (*vote_at_barrier)(const float* input, int* output);
-  // `rounds` products by each of 4 warps, a kernel to measure.
-  void (*repeat)(int rounds, const unsigned* a, float* d);
 };
 
 }  // namespace fastattn::testing

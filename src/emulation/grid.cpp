@@ -262,7 +262,8 @@ std::uint64_t Block::warp_op(const WarpOp& op) {
   thread.state = ThreadState::kAtWarpOp;
   std::vector<Thread*>& lanes = waiting_lanes_;
   lanes.clear();
-  for (int lane = 0; lane < kWarpSize; ++lane) {
+  // From the last: where lanes come in their order, all but that one have but one to look at.
+  for (int lane = kWarpSize - 1; lane >= 0; --lane) {
     if (((op.mask >> lane) & 1U) == 0) continue;
     const int number = thread.warp * kWarpSize + lane;
     Thread* other = number < thread_count() ? threads_[number].get() : nullptr;
@@ -274,6 +275,7 @@ std::uint64_t Block::warp_op(const WarpOp& op) {
     }
     lanes.push_back(other);
   }
+  std::ranges::reverse(lanes);
   finish_warp_op(lanes);
   return thread.op.result;
 }
