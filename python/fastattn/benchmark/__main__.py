@@ -13,7 +13,7 @@ import numpy as np
 
 import fastattn
 from fastattn._console import Column, Console, Progress, run_command
-from fastattn.benchmark import _cases, _forward, _machine, _record, _suite
+from fastattn.benchmark import _auto, _cases, _forward, _machine, _record, _suite
 from fastattn.benchmark._arrays import Arrays, Problem, TorchArrays, arrays_for, torch_for
 from fastattn.benchmark._meta import gpus, new_record
 from fastattn.benchmark._suite import BASELINE, SDPA, Ceiling, Failure, Implementation, Plan, Result
@@ -95,9 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     suites.add_argument(
         "--suite",
-        choices=("forward", *_cases.SUITES),
+        choices=("forward", *_cases.SUITES, _auto.SUITE),
         metavar="NAME",
-        help=f"forward, or a part of it: {', '.join(_cases.SUITES)}",
+        help=f"forward, or a part of it: {', '.join(_cases.SUITES)}; auto: the production kernels "
+        "beside each other, from which src/core/auto_rules.def is written (with --from: from FILE)",
     )
     suites.add_argument("--quick", action="store_true", help="a suite with fewer calls")
     timing.add_argument("--warmup", type=_count, help="untimed calls (25; a suite: 10)")
@@ -359,6 +360,8 @@ def _run_named_suite(
         parser.error("--write-readme shows no --suite")
     if not _writable(console, args.json):
         return 2
+    if args.suite == _auto.SUITE:
+        return _auto.run(console, args, _plan(args, _auto.PLAN))
     plan = _plan(args, _forward.QUICK_PLAN if args.quick else _forward.PLAN)
     return _forward.run(console, args, plan)
 
