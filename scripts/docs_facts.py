@@ -313,6 +313,13 @@ def forward_record() -> dict[str, Any]:
     return _load(path, f"{command} on a GPU")
 
 
+def auto_record() -> dict[str, Any]:
+    """Of the suite "auto"."""
+    path = RESULTS / f"auto-{CARD}.json"
+    command = f"python -m fastattn.benchmark --suite auto --json {path.relative_to(ROOT)}"
+    return _load(path, f"{command} on a GPU")
+
+
 def published() -> dict[str, Any]:
     """What was published for an RTX 4080; by another implementation of the same ladder."""
     record: dict[str, Any] = json.loads((LADDER / "published.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import docs_tables
 
 import fastattn
 from fastattn._console import Console
@@ -40,7 +45,7 @@ def record(us: Us, problems: list[Problem], gpu: str = "NVIDIA H200") -> dict[st
     """As the command writes one, with times by a formula."""
     rows = [
         {"suite": _auto.SUITE, "impl": impl, "us": us(problem, impl)}
-        | {name: getattr(problem, name) for name in _auto._SHAPE}
+        | {name: getattr(problem, name) for name in _auto.SHAPE}
         for problem in problems
         for impl in ("v5", "v6")
     ]
@@ -246,6 +251,37 @@ def test_without_a_gpu_it_says_so(
     assert main(["--suite", "auto"]) == 2
     assert "no GPU is seen" in capsys.readouterr().out
     assert not _auto.rules_file(tree).exists()
+
+
+def test_the_page_s_tables(monkeypatch: pytest.MonkeyPatch, tree: Path) -> None:
+    made = record(startup, [*grid(64), *grid(128)])
+    _auto.rules_file(tree).write_text(_auto.render({"kFullRate": made}))
+    monkeypatch.setattr(docs_tables, "auto_record", lambda: made)
+    monkeypatch.setattr(docs_tables.docs_facts, "ROOT", tree)
+    rows = docs_tables.table("auto_rules").splitlines()
+    assert rows[2] == "| full rate | float32 | any | any | any | 524,288 | `v5` |"
+    assert rows[-1] == "| half rate | float32 | any | any | any | any | `v5` |"
+    square = docs_tables.table("auto_grid float32 64 square").splitlines()
+    assert square[0] == "| B·H | N=64 | N=256 | N=2048 |"
+    # 1 * 64 * 64 scores: 10.12 and 30.04; 16 * 2048 * 2048: 2023 and 701.
+    assert square[2].startswith("| 1 | v5 2.97 |")
+    assert square[3].endswith("| v6 2.89 |")
+    few = docs_tables.table("auto_grid float32 128 few").splitlines()
+    assert few[0] == "| M | B·H | N=8192 |"
+    assert [row.split(" | ")[:2] for row in few[2:]] == [
+        ["| 1", "1"],
+        ["| 64", "1"],
+        ["| 1", "16"],
+        ["| 64", "16"],
+    ]
+    assert docs_tables.auto_loss() == {"mean": 0, "most": 0, "cells": 20}
+    # Where the rules take another kernel, the cell says so.
+    _auto.rules_file(tree).write_text(_auto.render({}))
+    square = docs_tables.table("auto_grid float32 64 square").splitlines()
+    assert square[2].startswith("| 1 | v5 2.97 (*) |")
+    assert docs_tables.auto_loss()["most"] > 100
+    with pytest.raises(docs_tables.MissingRecordError):
+        docs_tables.table("auto_grid float32 256 square")
 
 
 # --- measurement ----------------------------------------------------------------------------------

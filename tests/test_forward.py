@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ import pytest
 import fastattn
 import helpers
 from fastattn import testing
+from fastattn.benchmark import _auto
+from fastattn.benchmark._arrays import Problem
 from helpers import (
     DTYPES,
     INPUT_LAYOUTS,
@@ -427,8 +430,13 @@ def test_cpu_results_do_not_depend_on_the_number_of_threads():
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_auto_takes_the_last_kernel_that_takes_the_call(backend):
-    """``kernels()`` is in the order of speed."""
+def test_auto_takes_what_the_rules_say_else_the_last_that_takes_the_call(backend):
+    """``kernels()`` is in the order of speed where nothing else was measured."""
+    rules, gpu = [], ""
+    if backend == "cuda":
+        root = Path(__file__).resolve().parent.parent
+        rules = _auto.read_rules(_auto.rules_file(root).read_text())
+        gpu = _auto.gpu_class(fastattn.show_config("dict")["cuda"]["devices"][0]["name"])
     for framework in helpers.frameworks(backend):
         takers = [r for r in RUNNERS if r.framework.name == framework.name]
         for case in (Case(), Case(len_q=5), Case(head_dim=40, head_dim_v=40), Case(causal=True)):
@@ -437,7 +445,10 @@ def test_auto_takes_the_last_kernel_that_takes_the_call(backend):
                 continue
             arrays = [framework.array(x, case.dtype) for x in helpers.inputs(case)]
             out = fastattn.forward(*arrays, **case.options)
-            same = able[-1].run_case(case)[0]
+            problem = Problem(**{name: getattr(case, name) for name in _auto.SHAPE})
+            names = {runner.kernel.name: runner for runner in able}
+            taken = names[_auto.preferred(rules, gpu, problem, list(names))]
+            same = taken.run_case(case)[0]
             np.testing.assert_array_equal(testing.to_numpy(out), same)
 
 

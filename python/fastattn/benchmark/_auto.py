@@ -27,6 +27,8 @@ from fastattn.benchmark._suite import Implementation, Plan
 
 SUITE = "auto"
 COMMAND = "python -m fastattn.benchmark --suite auto"
+# Fields of a problem, which a row has too.
+SHAPE = ("dtype", "batch", "heads_q", "heads_kv", "len_q", "len_kv", "head_dim", "head_dim_v")
 PLAN = Plan(warmup=3, repetitions=10, max_seconds=0.1)
 
 _DIMS = (64, 128, 256)
@@ -40,7 +42,6 @@ _MOST_FLOPS = 1.5e12  # of a case: more tells nothing new
 _GRAPH_FLOPS = 4e9  # up to so many, rows filled up to a tile, a case is timed by graph replay
 _TILE = 64
 
-_SHAPE = ("dtype", "batch", "heads_q", "heads_kv", "len_q", "len_kv", "head_dim", "head_dim_v")
 
 # A rule is worth its line where it makes the calls of its grid that much faster on average.
 _WORTH = 0.01
@@ -145,7 +146,7 @@ def cells(record: Record) -> list[Cell]:
     for row in record["rows"]:
         if row["suite"] != SUITE:
             continue
-        problem = Problem(**{name: row[name] for name in _SHAPE})
+        problem = Problem(**{name: row[name] for name in SHAPE})
         found.setdefault(problem, {})[row["impl"]] = row["us"]
     return [Cell(problem, us) for problem, us in found.items()]
 
