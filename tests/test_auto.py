@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from collections.abc import Callable
@@ -18,18 +17,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import docs_tables
 
 import fastattn
-from fastattn._console import Console
 from fastattn.benchmark import _auto, _record
 from fastattn.benchmark.__main__ import main
 from fastattn.benchmark._arrays import Problem, TorchArrays
 from fastattn.benchmark._auto import Cell, Rule
-from fastattn.benchmark._suite import Implementation, Plan
+from fastattn.benchmark._suite import Implementation, Result
 
 ROOT = Path(__file__).resolve().parent.parent
-needs_torch = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="torch is not installed"
-)
-
 Us = Callable[[Problem, str], float]
 
 
@@ -295,13 +289,14 @@ def test_the_grid_has_every_kind_of_call_once() -> None:
     assert {case.graph for case in cases} == {True, False}
     for dim in (64, 128, 256):
         shapes = {(c.problem.len_q, c.problem.len_kv) for c in cases if c.problem.head_dim == dim}
-        assert {(64, 64), (4096, 4096), (1, 1024), (1, 32768), (64, 8192)} <= shapes
+        assert {(64, 64), (4096, 4096), (1, 1024), (1, 32768), (128, 8192)} <= shapes
     assert max(case.problem.flops for case in cases) <= 1.5e12
 
 
-@needs_torch
-def test_a_small_grid_on_the_cpu(capsys: pytest.CaptureFixture[str], tree: Path) -> None:
-    """The CPU kernel and an emulated rung, which is slower everywhere."""
+@pytest.fixture
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's way on a GPU, with the CPU kernel and an emulated rung, which is slower."""
+    pytest.importorskip("torch")
     known = {k.name: k for k in fastattn.kernels(emulated=True)}
     if not known:
         pytest.skip("this build has no emulation")
@@ -309,29 +304,69 @@ def test_a_small_grid_on_the_cpu(capsys: pytest.CaptureFixture[str], tree: Path)
         Implementation(name, name, kernel.title, kernel)
         for name, kernel in {"v5": known["v5"], "cpu": fastattn.kernels()[0]}.items()
     ]
-    cases = [
+    grid_cases = [
         replace(case, problem=replace(case.problem, batch=1, heads_q=1, heads_kv=1), graph=False)
         for case in _auto.cases("float32")
-        if case.problem.len_q == case.problem.len_kv == 64 and case.problem.batch == 1
+        if case.problem.len_q == case.problem.len_kv == 64 and case.problem.heads_q == 1
     ]
-    plan = Plan(warmup=0, repetitions=3, max_seconds=0.01)
-    rows, right = _auto.measure(
-        Console(),
-        TorchArrays("cpu"),
-        cases[:2],
-        {"float32": items},
-        plan,
-        np.random.default_rng(1),
-    )
-    assert right
-    assert [row["impl"] for row in rows] == ["v5", "cpu"] * 2
-    assert {row["suite"] for row in rows} == {"auto"}
+    assert {case.problem.head_dim for case in grid_cases} == {64, 128, 256}
+    new_record = _auto.new_record
+
+    def on_h200(seed: int) -> dict[str, Any]:
+        made = new_record(seed)
+        made["meta"]["gpu"] = "NVIDIA H200"
+        return made
+
+    for name, value in {
+        "gpus": lambda: [{"name": "NVIDIA H200"}],
+        "torch_for": lambda device: TorchArrays("cpu"),
+        "candidates": lambda device: {"float32": items, "float16": items[1:]},
+        "cases": lambda dtype: grid_cases[:2],
+        "new_record": on_h200,
+    }.items():
+        monkeypatch.setattr(_auto, name, value)
+    monkeypatch.setattr(_auto._suite, "sm_clock", lambda arrays, rng: 1980)
+
+
+QUICK = ("--warmup", "0", "--repetitions", "3", "--max-seconds", "0.01")
+
+
+def test_the_whole_command(
+    on_the_cpu: None, tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--suite", "auto", *QUICK]) == 0
     said = capsys.readouterr().out
-    assert re.search(r"float32 D=64 BH=\d+ M=64 N=64 .* cpu\n", said)
-    made = record(startup, [])
-    made["rows"] = rows
-    rules = _auto.measured_rules(made)
-    assert [(rule.kernel, rule.head_dim_max) for rule in rules] == [("cpu", 0)]
+    assert "float16: no two kernels to choose from" in said
+    assert re.search(r"float32 D=64 BH=1 M=64 N=64 .* cpu\n", said)
+    assert "2 cells: what the rules take needs 0.0% longer" in said
+    path = tree / "benchmarks" / "results" / "auto-nvidia-h200.json"
+    made = _record.load_record(path)
+    assert [row["impl"] for row in made["rows"]] == ["v5", "cpu"] * 2
+    assert {row["suite"] for row in made["rows"]} == {"auto"}
+    assert all(0 < row["error"] < 1e-6 for row in made["rows"])
+    text = _auto.rules_file(tree).read_text()
+    assert text == _auto.render(_auto.records(tree))
+    assert [(rule.kernel, rule.gpu) for rule in _auto.read_rules(text)] == [
+        ("cpu", "kFullRate"),
+        ("v5", "kHalfRate"),
+    ]
+
+
+def test_a_wrong_kernel_makes_no_rules(
+    on_the_cpu: None,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        Result, "right", property(lambda result: result.implementation.impl != "v5")
+    )
+    assert main(["--suite", "auto", "--json", "own.json", *QUICK]) == 1
+    said = capsys.readouterr().out
+    assert "float32 D=64 BH=1 M=64 N=64: WRONG" in said
+    assert "the rules stay as they are" in said
+    assert (tree / "own.json").is_file()
+    assert not _auto.rules_file(tree).exists()
 
 
 def test_candidates_take_every_mask() -> None:

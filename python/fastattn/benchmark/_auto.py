@@ -36,7 +36,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 # (M, N), and the products of batch and heads with which each is measured.
 _SQUARE = tuple((n, n) for n in (64, 128, 256, 512, 1024, 2048, 4096))
 _SQUARE_HEADS = (1, 16, 128)
-_FEW = tuple((m, n) for m in (1, 16, 64, 256) for n in (1024, 8192, 32768))
+_FEW = tuple((m, n) for m in (1, 16, 128) for n in (1024, 8192, 32768))
 _FEW_HEADS = (16, 128)
 _MOST_FLOPS = 1.5e12  # of a case: more tells nothing new
 _GRAPH_FLOPS = 4e9  # up to so many, rows filled up to a tile, a case is timed by graph replay
@@ -317,7 +317,15 @@ def measure(
             def label(text: str, case: Case = case) -> None:
                 progress.step(f"{case.name}: {text}")
 
-            found = _forward.run_case(arrays, case, kernels[case.problem.dtype], plan, rng, label)
+            try:
+                kernels_of = kernels[case.problem.dtype]
+                found = _forward.run_case(arrays, case, kernels_of, plan, rng, label)
+            except (MemoryError, RuntimeError) as error:
+                console.line(f"{case.name}: FAILED: {error}", "bad")
+                right = False
+                if isinstance(error, _forward.GpuError):
+                    break
+                continue
             us = {}
             for item in found:
                 if isinstance(item, Measured):
