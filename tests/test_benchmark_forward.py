@@ -288,10 +288,8 @@ def test_a_graph_holds_many_calls(arrays: TorchArrays, monkeypatch: pytest.Monke
         return repeated(call, count)
 
     monkeypatch.setattr(arrays, "repeated", counting)
-    once: list[float] = []
 
     def time_calls(call: _arrays.Call, count: int) -> list[float]:
-        once.append(1)
         return [2000.0] * count
 
     monkeypatch.setattr(arrays, "time_calls", time_calls)
@@ -555,6 +553,8 @@ def test_a_worse_error_on_one_input_misses_the_goal() -> None:
             row["error"] = 6.1e-7
         if (row["impl"], row["inputs"]) == ("v6", _cases.WORST_INPUT):
             row["error"] = 1e-3  # documented, not promised
+        if row["inputs"] == "all 1e4, one-hot":
+            row["error"] = 5e-8 if row["impl"] == "v6" else 0.0  # less than a rounding
     goal = next(g for g in _forward_report.goals(record) if g.what.startswith("v6, float32: error"))
     assert (goal.met, goal.measured) == (False, "1.02 at most; 1 of 9 above")
 
