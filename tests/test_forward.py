@@ -504,7 +504,11 @@ def exact_out(case):
     among=[r for r in helpers.PRODUCTION if r.kernel.backend == "cuda"],
 )
 def test_no_less_accurate_than_torch(case, runner):
-    """Than its fused kernel or its three steps, whichever is less accurate, on the same numbers."""
+    """Than its fused kernel or its three steps, whichever is less accurate, on the same numbers.
+
+    Twice that on hard data, where one score's rounding decides, for kernels that sum a score's
+    products one after the other in float32; those of tensor cores are held to torch's own.
+    """
     import torch
 
     values = helpers.inputs(case)
@@ -513,8 +517,9 @@ def test_no_less_accurate_than_torch(case, runner):
         fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)
         plain = (q @ k.mT / math.sqrt(case.head_dim)).softmax(-1) @ v
     exact = exact_out(case)
+    allowed = max(testing.error(x, exact) for x in (fused, plain))
+    if case.data in helpers.stress("float32") and "tensor cores" not in runner.kernel.arithmetic:
+        allowed *= 2
     # All of a row's weight on one key: theirs is exact, and one rounding is as good as that.
-    allowed = max(
-        helpers.UNIT_ROUNDOFF["float32"], *(testing.error(x, exact) for x in (fused, plain))
-    )
+    allowed = max(allowed, helpers.UNIT_ROUNDOFF["float32"])
     assert testing.error(runner.run_case(case)[0], exact) <= allowed
