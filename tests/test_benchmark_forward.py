@@ -16,6 +16,7 @@ import fastattn
 from fastattn import benchmark
 from fastattn.benchmark import (
     _arrays,
+    _auto,
     _cases,
     _forward,
     _forward_report,
@@ -446,11 +447,14 @@ def test_a_lost_gpu_ends_the_run_with_what_there_is(
     assert {row["head_dim"] for row in benchmark.load_record(file)["rows"]} == {64}
 
 
+@pytest.mark.parametrize("suite", ["forward", "auto"])
 def test_without_a_gpu_the_command_says_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, suite: str
 ) -> None:
-    monkeypatch.setattr(_forward, "gpus", list)
-    status, text = run(capsys, "--suite", "forward")
+    monkeypatch.chdir(ROOT)
+    for module in (_forward, _auto):
+        monkeypatch.setattr(module, "gpus", list)
+    status, text = run(capsys, "--suite", suite)
     assert status == 2
     assert "needs a GPU" in text
     assert len(text.splitlines()) == 1

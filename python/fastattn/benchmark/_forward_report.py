@@ -183,7 +183,7 @@ def shapes_table(record: Record, dtype: str) -> Table:
 # --- goals ----------------------------------------------------------------------------------------
 
 
-# An error of one rounding of the result: a one-hot softmax may have less, and no kernel promises it.
+# One rounding of the result: a one-hot softmax may have less error, which no kernel promises.
 _ROUNDING = 2.0**-24
 
 
