@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import threading
 from dataclasses import replace
@@ -347,6 +348,7 @@ def test_the_whole_suite_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path
         assert table.rows, name
         assert all(len(cells) == len(table.head) == len(table.align) for cells in table.rows)
     assert "Test GPU" in _forward_report.caption(record)
+    assert re.search(r"^forward-small: [\d.]+ s", text, re.MULTILINE)
     assert "v6" not in text  # a goal whose kernel has no row is no line
 
 

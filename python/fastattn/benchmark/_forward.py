@@ -358,7 +358,6 @@ def run(console: Console, args: argparse.Namespace, plan: Plan) -> int:
     complete, printer = _measure(console, args, arrays, chosen, ours, plan, rng, record)
     _forward_report.show(console, record)
     if args.json is not None:
-        args.json.write_text(_record.dump_record(record))
         console.line(f"Record: {args.json}")
     measured = {row["impl"] for row in record["rows"]}
     absent = [item.selector for item in ours if item.selector not in measured and named]
@@ -440,7 +439,17 @@ def _measure(
                 record["rows"] += [row.row() for row in _measured(rows)]
                 progress.advance()
             seconds = time.monotonic() - start
-            meta["suites"][suite] = {"seconds": round(seconds, 1)} | (log.since(start) or {})
+            clocks = log.since(start)
+            meta["suites"][suite] = {"seconds": round(seconds, 1)} | (clocks or {})
+            text = f"{suite}: {seconds:.1f} s"
+            if clocks is not None:
+                text += (
+                    ", SM clock {sm_clock_mhz:.0f} MHz, {sm_clock_mhz_low:.0f} to "
+                    "{sm_clock_mhz_high:.0f}, up to {watts_high:.0f} W"
+                ).format(**clocks)
+            console.line(text, "dim")
+            if args.json is not None:  # what is measured stays, whatever becomes of the rest
+                args.json.write_text(_record.dump_record(record))
             if not complete:
                 break
     return complete, printer
