@@ -1,4 +1,4 @@
-// Compiled for both builds of the emulation, never for a GPU.
+// Compiled for both builds of the emulation, and for a GPU to compare with.
 #include "emulation/tensor.h"
 
 #include "cuda/launch/launch.cuh"
