@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/calls.h"
+#include "core/choose.h"
 #include "cpu/attention.h"
 #include "cuda/on_device.h"
 #include "fastattn/fastattn.h"
@@ -280,16 +281,19 @@ class Gpu : public ::testing::Test {
   }
 };
 
-TEST_F(Gpu, AutoTakesTheLastRungThatCan) {
-  const Target target{.backend = Backend::kCuda};
-  const auto expect = [&](const Shape& shape, const char* on_small_gpus) {
-    // V5 needs more shared memory than some GPUs have.
-    const bool fits = refusal(*find_kernel("v5"), call(shape), target).empty();
-    EXPECT_EQ(choose_kernel(call(shape), target).name, fits ? "v5" : on_small_gpus);
-  };
-  expect({}, "v4");
-  expect({.head_dim = 80, .head_dim_v = 80}, "v2");
-  expect({.head_dim = 200, .head_dim_v = 200}, "v0");
+// What it chooses for GPUs that are not here: core/auto_test.cpp.
+TEST_F(Gpu, AutoChoosesForThisGpu) {
+  const Target target{.backend = Backend::kCuda, .device = 0};
+  const DeviceInfo gpu = cuda_devices()[0];
+  for (const Shape& shape :
+       {Shape{}, Shape{.len_q = 1}, Shape{.len_q = 64, .len_kv = 64},
+        Shape{.head_dim = 80, .head_dim_v = 80}, Shape{.head_dim = 200, .head_dim_v = 200}}) {
+    std::vector<std::string> why_not;
+    const Kernel* expected = core::choose_auto(kernels(), call(shape), &gpu, &why_not);
+    ASSERT_NE(expected, nullptr);
+    EXPECT_EQ(&choose_kernel(call(shape), target), expected);
+    EXPECT_EQ(refusal(*expected, call(shape), target), "");
+  }
   EXPECT_EQ(choose_kernel(call({.head_dim = 80, .head_dim_v = 80}), target, "v4").name, "v2");
 }
 
