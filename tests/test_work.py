@@ -11,11 +11,15 @@ import helpers
 from fastattn import emulation
 from helpers import EMULATED, PRODUCTION, Case, taking
 
+Window = tuple[int, int] | None
+
 ON_THE_HOST = [r for r in PRODUCTION if r.kernel.backend == "cpu"] + EMULATED
 
 # Rows or keys, at most, of a tile: so much may be done in vain on either side of a boundary.
 TILE = 128
 HEAD_DIM = 8
+WIDTH = {"float32": 4, "float16": 2}
+COUNTED_DTYPES = ("float32", "float16")  # bfloat16 moves as float16 does
 COUNTED = ("global_read_bytes", "exponentials")
 
 
@@ -30,18 +34,24 @@ def test_memory_that_no_row_sees_is_not_touched(dtype, runner):
 
 
 @functools.lru_cache(maxsize=16)
-def counts(kernel: str, m: int, n: int, causal=False, window=None) -> dict[str, int]:
-    case = Case(1, 1, 1, m, n, HEAD_DIM, HEAD_DIM, causal=causal, window=window)
-    report = emulation.run(*helpers.inputs(case), kernel=kernel, **case.options)
+def counts(
+    kernel: str, dtype: str, m: int, n: int, causal: bool = False, window: Window = None
+) -> dict[str, int]:
+    case = Case(1, 1, 1, m, n, HEAD_DIM, HEAD_DIM, dtype, causal, window)
+    arrays = [helpers.NumPy().array(x, dtype) for x in helpers.inputs(case)]
+    report = emulation.run(*arrays, kernel=kernel, **case.options)
     assert report.findings == ()
     helpers.expected(case, "cpu").check(report.out, report.lse)
     return {name: getattr(report.counts, name) for name in COUNTED}
 
 
-@taking(dtypes=("float32",), among=EMULATED)
+@taking(dtypes=COUNTED_DTYPES, among=EMULATED)
 def test_tiles_above_the_diagonal_are_not_loaded(dtype, runner):
-    of = functools.partial(counts, runner.kernel.name)
-    itself = {"global_read_bytes": TILE * HEAD_DIM * 4, "exponentials": 0}  # of a tile of rows
+    of = functools.partial(counts, runner.kernel.name, dtype)
+    itself = {
+        "global_read_bytes": TILE * HEAD_DIM * WIDTH[dtype],
+        "exponentials": 0,
+    }  # of a tile of rows
     whole, causal = of(2 * TILE, 2 * TILE), of(2 * TILE, 2 * TILE, causal=True)
     half = of(TILE, 2 * TILE)
     for name in COUNTED:
@@ -54,9 +64,9 @@ def test_tiles_above_the_diagonal_are_not_loaded(dtype, runner):
     assert blind["exponentials"] - seeing["exponentials"] <= TILE
 
 
-@taking(dtypes=("float32",), among=EMULATED)
+@taking(dtypes=COUNTED_DTYPES, among=EMULATED)
 def test_the_cost_of_a_window_grows_with_the_window(dtype, runner):
-    of = functools.partial(counts, runner.kernel.name)
+    of = functools.partial(counts, runner.kernel.name, dtype)
     # As many rows as keys: each further tile of rows costs the same, however many came before.
     one, two, three = (of(x * TILE, x * TILE, window=(30, 0)) for x in (1, 2, 3))
     for name in COUNTED:
