@@ -95,7 +95,9 @@ else()
   endif()
 endif()
 
-# The kernels' sources, read from the registry so that a new kernel is one line there and no line here.
+# fastattn_cuda_kernel_sources(RESULT): the kernels' sources, read from the registry so that a new
+# kernel is one line there and no line here. A kernel is kernels/STEM.cu or, a big one, the folder
+# kernels/STEM/: all its .cu files, and one generated file for each line of its instances.def.
 function(fastattn_cuda_kernel_sources result)
   set(_def "${PROJECT_SOURCE_DIR}/src/cuda/kernels.def")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_def}")
@@ -103,7 +105,50 @@ function(fastattn_cuda_kernel_sources result)
   set(_sources)
   foreach(_line IN LISTS _lines)
     string(REGEX REPLACE "^FASTATTN_CUDA_KERNEL\\([^,]+,[ ]*([A-Za-z0-9_]+)[ ]*\\).*" "\\1" _stem "${_line}")
-    list(APPEND _sources "${PROJECT_SOURCE_DIR}/src/cuda/kernels/${_stem}.cu")
+    set(_path "${PROJECT_SOURCE_DIR}/src/cuda/kernels/${_stem}")
+    if(IS_DIRECTORY "${_path}" AND NOT EXISTS "${_path}.cu")
+      file(GLOB _files CONFIGURE_DEPENDS "${_path}/*.cu" "${_path}/instances.def")
+      if("${_path}/instances.def" IN_LIST _files)
+        list(REMOVE_ITEM _files "${_path}/instances.def")
+        _fastattn_generate_instances("${_stem}" _instances)
+        list(APPEND _files ${_instances})
+      endif()
+      list(APPEND _sources ${_files})
+    else()
+      list(APPEND _sources "${_path}.cu")
+    endif()
+  endforeach()
+  set(${result} ${_sources} PARENT_SCOPE)
+endfunction()
+
+# For each FASTATTN_INSTANCE(HEADER, argument...) of a kernel's table, a file in the build tree that
+# includes HEADER.cuh of the kernel's folder and expands its FASTATTN_INSTANTIATE_HEADER(argument...).
+function(_fastattn_generate_instances stem result)
+  set(_folder "cuda/kernels/${stem}")
+  set(_table "${PROJECT_SOURCE_DIR}/src/${_folder}/instances.def")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${_table}")
+  file(STRINGS "${_table}" _lines REGEX "^FASTATTN_INSTANCE")
+  set(_sources)
+  foreach(_line IN LISTS _lines)
+    if(NOT _line MATCHES "^FASTATTN_INSTANCE\\(([A-Za-z0-9_]+),([^()]+)\\)")
+      message(FATAL_ERROR "${_table}: '${_line}' is not FASTATTN_INSTANCE(header, argument...)")
+    endif()
+    set(_header "${CMAKE_MATCH_1}")
+    string(STRIP "${CMAKE_MATCH_2}" _arguments)
+    string(REGEX REPLACE "[^A-Za-z0-9]+" "_" _name "${stem}_${_header}_${_arguments}")
+    set(_source "${PROJECT_BINARY_DIR}/instances/${_name}.cu")
+    if(_source IN_LIST _sources)
+      message(FATAL_ERROR "${_table}: '${_line}' stands there twice")
+    endif()
+    # Written only where it changes, so that configuring anew compiles nothing anew.
+    file(CONFIGURE OUTPUT "${_source}" @ONLY CONTENT
+"#include \"${_folder}/${_header}.cuh\"
+
+namespace fastattn::cuda {
+FASTATTN_INSTANTIATE_${_header}(${_arguments})
+}  // namespace fastattn::cuda
+")
+    list(APPEND _sources "${_source}")
   endforeach()
   set(${result} ${_sources} PARENT_SCOPE)
 endfunction()
@@ -116,6 +161,7 @@ function(fastattn_add_cuda_sources target)
   mark_as_advanced(FASTATTN_CXXFILT)
   # A launcher that the user asked for (ccache ...) runs inside ours.
   set(_launcher "${CMAKE_COMMAND}" "-DCXXFILT=${FASTATTN_CXXFILT}"
+    "-DINCLUDE_DIR=${PROJECT_SOURCE_DIR}/src"
     -P "${PROJECT_SOURCE_DIR}/cmake/ptxas_report.cmake" -- ${CMAKE_CUDA_COMPILER_LAUNCHER})
   set_target_properties(${target} PROPERTIES
     CUDA_ARCHITECTURES "${CMAKE_CUDA_ARCHITECTURES}"

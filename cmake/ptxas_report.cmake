@@ -1,9 +1,11 @@
 # Compiler launcher for kernels: runs the compiler and turns what `ptxas -v` says into one line per
 # kernel and architecture. A spill, or WGMMA instructions that ptxas serialised, fail the build.
 #
-#   cmake [-D CXXFILT=path] -P ptxas_report.cmake -- nvcc ... -c kernel.cu -o kernel.o
+#   cmake [-D CXXFILT=path] [-D INCLUDE_DIR=path]
+#     -P ptxas_report.cmake -- nvcc ... -c kernel.cu -o kernel.o
 #
-# A kernel that is better off with spills says so in its .cu: `// spills allowed: REASON`.
+# A kernel that is better off with spills says so in its .cu, or in the header under kernels/ that
+# its .cu includes: `// spills allowed: REASON`. INCLUDE_DIR: where its includes are looked up.
 # CMake script, so that a C++-only user needs no Python.
 cmake_minimum_required(VERSION 3.26)
 
@@ -98,7 +100,16 @@ if(NOT _result EQUAL 0)
 endif()
 
 if(_problems AND NOT _device_debug)  # -G turns optimisation off: spills mean nothing
-  file(STRINGS "${_source}" _excuse REGEX "// spills allowed: .*[a-z]" LIMIT_COUNT 1)
+  set(_wanted "// spills allowed: .*[a-z]")
+  file(STRINGS "${_source}" _excuse REGEX "${_wanted}" LIMIT_COUNT 1)
+  if(NOT _excuse AND INCLUDE_DIR)
+    file(STRINGS "${_source}" _includes REGEX "^#include \"cuda/kernels/[^\"]+\"")
+    foreach(_line IN LISTS _includes)
+      string(REGEX REPLACE "^#include \"([^\"]+)\".*" "\\1" _header "${_line}")
+      file(STRINGS "${INCLUDE_DIR}/${_header}" _found REGEX "${_wanted}" LIMIT_COUNT 1)
+      list(APPEND _excuse ${_found})
+    endforeach()
+  endif()
   if(_excuse)
     list(FILTER _problems EXCLUDE REGEX " spills [0-9]+ bytes on ")
   endif()

@@ -1,6 +1,6 @@
 """What the ladder's pages are computed from: the rungs' sources, measured records, GPU limits.
 
-Nothing here is a result: tile sizes are read from the ``.cu`` files, measurements from
+Nothing here is a result: tile sizes are read from the rungs' files, measurements from
 ``benchmarks/results/``, and the figures published for an RTX 4080 from ``docs/ladder``.
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LADDER = ROOT / "docs" / "ladder"
 RESULTS = ROOT / "benchmarks" / "results"
+KERNELS = ROOT / "src" / "cuda" / "kernels"
 CARD = "nvidia-h200"  # whose records the pages discuss
 
 WARP = 32
@@ -136,7 +137,7 @@ class Rung:
     """A kernel of the ladder, as its source file defines it."""
 
     name: str
-    source: Path
+    source: Path  # of a folder, the file that defines its `Kernel`
     constants: dict[str, int]
     arrays: tuple[Array, ...]  # shared memory at D = 64; none: an unfused rung
     tiles_queries: bool  # a block owns a query tile; else all of a head
@@ -238,10 +239,29 @@ def registry() -> dict[str, str]:
     return dict(re.findall(r"^FASTATTN_CUDA_KERNEL\((\w+), (\w+)\)", text, re.MULTILINE))
 
 
+def sources(name: str, kernels: Path = KERNELS) -> list[Path]:
+    """The files of a rung: its one file; of a folder, the one that defines its ``Kernel`` first.
+
+    Raises
+    ------
+    LookupError
+        A folder in which no file, or more than one, defines it.
+    """
+    stem = registry()[name]
+    if (kernels / f"{stem}.cu").is_file():
+        return [kernels / f"{stem}.cu"]
+    files = sorted(path for path in (kernels / stem).rglob("*") if path.suffix in {".cu", ".cuh"})
+    definition = re.compile(rf"^(?:extern )?const Kernel {stem} = \{{", re.MULTILINE)
+    main = [path for path in files if definition.search(path.read_text())]
+    if len(main) != 1:
+        raise LookupError(f"{name}: {len(main)} files of {stem}/ define its Kernel, not one")
+    return main + [path for path in files if path != main[0]]
+
+
 @cache
 def rung(name: str) -> Rung:
     """A rung of the registry."""
-    source = ROOT / "src" / "cuda" / "kernels" / f"{registry()[name]}.cu"
+    source = sources(name)[0]
     text = source.read_text()
     names = _constants(text)
     arrays = _arrays(text, names)
@@ -284,6 +304,20 @@ def speed_record() -> dict[str, Any]:
     """Of the emulated rungs."""
     path = RESULTS / "emulation-cpu.json"
     return _load(path, f"benchmarks/emulation_speed.py --json {path.relative_to(ROOT)}")
+
+
+def forward_record() -> dict[str, Any]:
+    """Of the suite "forward"."""
+    path = RESULTS / f"forward-{CARD}.json"
+    command = f"python -m fastattn.benchmark --suite forward --json {path.relative_to(ROOT)}"
+    return _load(path, f"{command} on a GPU")
+
+
+def auto_record() -> dict[str, Any]:
+    """Of the suite "auto"."""
+    path = RESULTS / f"auto-{CARD}.json"
+    command = f"python -m fastattn.benchmark --suite auto --json {path.relative_to(ROOT)}"
+    return _load(path, f"{command} on a GPU")
 
 
 def published() -> dict[str, Any]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from html import escape
 
 from docs_facts import (
+    KERNELS,
     PRIMARY,
     TIMES,
     WARP,
@@ -546,6 +547,8 @@ def draw_unfused(item: Rung) -> str:
 def draw_owners(name: str) -> str:
     """The figure of one rung."""
     item = rung(name)
+    if item.source.parent != KERNELS:
+        raise ValueError(f"{name}: a folder; docs_figures needs a drawing")
     if not item.arrays:
         return draw_unfused(item)
     names = {array.name for array in item.arrays}

@@ -7,6 +7,7 @@ over the names in ``NAMES``.
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,10 @@ from docs_facts import (
     Gpu,
     MissingRecordError,
     Rung,
+    auto_record,
     benchmark_record,
     benchmark_row,
+    forward_record,
     profile_record,
     profile_row,
     published,
@@ -30,6 +33,8 @@ from docs_facts import (
     speed_record,
     steps_record,
 )
+
+from fastattn.benchmark import _auto, _forward_report
 
 
 def markdown(head: list[str], rows: list[list[str]], align: str) -> str:
@@ -373,6 +378,85 @@ def emulation_speed() -> str:
     return markdown(head, table, "<" + ">" * (len(head) - 1))
 
 
+def forward(*name: str) -> str:
+    """A table of the suite "forward"."""
+    made = _forward_report.TABLES[" ".join(name)](forward_record())
+    return markdown(made.head, made.rows, made.align)
+
+
+def forward_row(suite: str, impl: str, **fields: Any) -> dict[str, Any]:
+    """The one row of the suite "forward" that has these fields."""
+    found = _forward_report.select(forward_record(), suite, impl=impl, **fields)
+    if not found:
+        raise MissingRecordError(f"no row of {impl} in {suite} with {fields}")
+    (row,) = found
+    return dict(row)
+
+
+def auto_rules() -> str:
+    """The rules of "auto", as the library has them."""
+    rules = _auto.read_rules(_auto.rules_file(docs_facts.ROOT).read_text())
+
+    def limits(rule: _auto.Rule) -> list[str]:
+        values = (rule.head_dim_max, rule.queries_max, rule.keys_max, rule.work_max)
+        return [f"{value:,}" if value else "any" for value in values]
+
+    classes = {"kFullRate": "full rate", "kHalfRate": "half rate"}
+    rows = [[classes[r.gpu], r.dtype, *limits(r), f"`{r.kernel}`"] for r in rules]
+    head = ["GPU", "dtype", "D and Dv to", "M to", "N to", "B·Hq·M·N to", "kernel"]
+    return markdown(head, rows, "<<>>>><")
+
+
+def _auto_cells() -> list[_auto.Cell]:
+    return [cell for cell in _auto.cells(auto_record()) if len(cell.us) > 1]
+
+
+def _auto_taken(cell: _auto.Cell) -> str:
+    rules = _auto.read_rules(_auto.rules_file(docs_facts.ROOT).read_text())
+    gpu = _auto.gpu_class(auto_record()["meta"]["gpu"])
+    return _auto.preferred(rules, gpu, cell.problem, list(cell.us))
+
+
+def auto_grid(dtype: str, head_dim: str, lengths: str) -> str:
+    """The fastest kernel, and the next one's time over its; ``lengths``: "square" or "few"."""
+    found: dict[tuple[str, ...], dict[int, str]] = {}
+    for cell in _auto_cells():
+        p = cell.problem
+        square = p.len_q == p.len_kv
+        if (p.dtype, p.head_dim, square) != (dtype, int(head_dim), lengths == "square"):
+            continue
+        first, second = sorted(cell.us.values())[:2]
+        text = f"{cell.fastest} {second / first:.2f}"
+        if _auto_taken(cell) != cell.fastest:
+            text += " (*)"
+        key = (str(p.batch * p.heads_q),) if square else (str(p.len_q), str(p.batch * p.heads_q))
+        found.setdefault(key, {})[p.len_kv] = text
+    if not found:
+        raise MissingRecordError(
+            f"no rows of {dtype}, D={head_dim} in the record of the suite auto"
+        )
+    columns = sorted({n for row in found.values() for n in row})
+    rows = [[*key, *(row.get(n, "-") for n in columns)] for key, row in found.items()]
+    head = ["B·H"] if lengths == "square" else ["M", "B·H"]
+    return markdown([*head, *(f"N={n}" for n in columns)], rows, ">" * (len(head) + len(columns)))
+
+
+def auto_loss() -> dict[str, float]:
+    """How much longer than the fastest's what "auto" takes needs, in percent."""
+    lost = [cell.loss(_auto_taken(cell)) for cell in _auto_cells()]
+    return {
+        "mean": 100 * math.expm1(sum(lost) / len(lost)),
+        "most": 100 * math.expm1(max(lost)),
+        "cells": len(lost),
+    }
+
+
+def auto_caption() -> str:
+    """What the record of the suite "auto" was measured on."""
+    meta = auto_record()["meta"]
+    return f"{meta['gpu']}, driver {meta['driver']}, CUDA {meta['cuda']}, {meta['date'][:10]}"
+
+
 def _short(gpu: str) -> str:
     return gpu.removeprefix("NVIDIA ").removeprefix("GeForce ")
 
@@ -415,6 +499,10 @@ NAMES: dict[str, Any] = {
     "old": lambda name, key: published()["profile"][name][key],
     "published": published,
     "step": step,
+    "auto_loss": auto_loss,
+    "auto_caption": auto_caption,
+    "forward": forward_row,
+    "forward_caption": lambda: _forward_report.caption(forward_record()),
     "speed_cpu": lambda: speed_record()["meta"]["cpu"],
     "a_tile": a_tile,
     "number": number,
@@ -426,7 +514,19 @@ NAMES: dict[str, Any] = {
 }
 
 TABLES: dict[str, Callable[..., str]] = {
-    f.__name__: f for f in (launch, shared, counts, counters, counted, times, emulation_speed)
+    f.__name__: f
+    for f in (
+        launch,
+        shared,
+        counts,
+        counters,
+        counted,
+        times,
+        emulation_speed,
+        forward,
+        auto_rules,
+        auto_grid,
+    )
 }
 
 

@@ -94,11 +94,12 @@ def _set(registers: dict[str, int]) -> None:
 
 
 def _select_kernel() -> None:
-    """The outermost frame of a .cu file."""
+    """The outermost frame of a .cu file, or of a header of a kernel that is a folder."""
     frame, kernel = gdb.newest_frame(), None
     while frame is not None:
         place = frame.find_sal().symtab
-        if place is not None and place.filename.endswith(".cu"):
+        name = "" if place is None else place.filename
+        if name.endswith(".cu") or "cuda/kernels/" in name:
             kernel = frame
         frame = frame.older()
     if kernel is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 # Before NumPy comes: the references are many small products, which more threads only slow down.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -37,7 +38,30 @@ def _why_no_gpu() -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests")
+
+
+def _part(item: pytest.Item, parts: int) -> int:
+    """Tests of one case stay together, as they share its answer; so do those without a case."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    kept = parameters.get("case") or item.nodeid.partition("[")[0]
+    return zlib.crc32(str(kept).encode()) % parts
+
+
+def _keep_part(config: pytest.Config, items: list[pytest.Item], which: str) -> None:
+    part, _, parts = which.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"--part {which}: takes I/N, such as 1/2")
+    kept = [item for item in items if _part(item, int(parts)) == int(part) - 1]
+    here = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in here])
+    items[:] = kept
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if which := config.getoption("--part"):
+        _keep_part(config, items, which)
     reason = _why_no_gpu()
     if reason is None:
         return

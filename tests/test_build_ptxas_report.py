@@ -52,7 +52,8 @@ class Compiler:
             f"cat said.txt >&2\nexit {status}\n"
         )
         program.chmod(0o755)
-        command = [str(CMAKE), "-P", str(SCRIPT), "--", str(program), *arguments]
+        command = [str(CMAKE), f"-DINCLUDE_DIR={self.folder}", "-P", str(SCRIPT)]
+        command += ["--", str(program), *arguments]
         command += ["-c", str(self.source), "-o", str(self.object)]
         return subprocess.run(
             command, cwd=self.folder, capture_output=True, text=True, check=False, timeout=60
@@ -102,6 +103,19 @@ def test_a_spill_is_allowed_where_the_kernel_says_why(compiler: Compiler) -> Non
 def test_an_excuse_without_a_reason_is_none(compiler: Compiler) -> None:
     compiler.source.write_text("// spills allowed: \n")
     assert compiler.run(SPILL).returncode != 0
+
+
+def test_the_header_of_a_generated_instance_may_give_the_reason(compiler: Compiler) -> None:
+    kernel = compiler.folder / "cuda" / "kernels" / "v9"
+    kernel.mkdir(parents=True)
+    (kernel / "half.cuh").write_text("// spills allowed: two registers, outside the loop\n")
+    (kernel / "single.cuh").write_text("// nothing\n")
+    compiler.source.write_text('#include "cuda/kernels/v9/half.cuh"\n')
+    assert compiler.run(SPILL).returncode == 0
+    compiler.source.write_text('#include "cuda/kernels/v9/single.cuh"\n')
+    result = compiler.run(SPILL)
+    assert result.returncode != 0
+    assert "spills 20 bytes on sm_90" in result.stderr
 
 
 def test_a_device_debug_build_may_spill(compiler: Compiler) -> None:

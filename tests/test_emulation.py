@@ -275,6 +275,8 @@ def test_wrong_arguments() -> None:
         run(q.astype(np.float16), k.astype(np.float16), v.astype(np.float16))
     with pytest.raises(TypeError, match="float64"):
         run(q, k.astype(np.float64), v)
+    with pytest.raises(TypeError, match=r"k: got dtype float16.*that of q, float32"):
+        run(q, k.astype(np.float16), v)
     with pytest.raises(ValueError, match="4 dimensions"):
         run(q[0], k[0], v[0])
     with pytest.raises(ValueError, match="does not match"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import itertools
 import math
@@ -9,6 +11,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,8 @@ import pytest
 import fastattn
 import helpers
 from fastattn import testing
+from fastattn.benchmark import _auto
+from fastattn.benchmark._arrays import Problem
 from helpers import (
     DTYPES,
     INPUT_LAYOUTS,
@@ -26,6 +31,7 @@ from helpers import (
     cases,
     param,
     runners,
+    sampled,
 )
 
 LENGTHS = (1, 17, 63, 64, 65, 127, 1000)
@@ -133,8 +139,33 @@ ALL = [
 ]
 
 
-@cases(ALL)
+@sampled(ALL)
 def test_against_float64(case, runner):
+    runner.expected(case).check(*runner.run_case(case))
+
+
+def few():
+    """On both sides of every tile's border, each width of a row's tail, each mask; one head."""
+    one = Case(1, 1, 1)
+    for m, n in [(1, 1), (17, 63), (64, 64), (65, 127), (127, 65), (128, 129), (1, 300), (200, 7)]:
+        yield replace(one, len_q=m, len_kv=n, data="shifted")
+    for d, dv in [(1, 1), (3, 8), (8, 3), (16, 72), (33, 40), (72, 16), (80, 96), (96, 129)]:
+        yield replace(one, len_q=20, len_kv=70, head_dim=d, head_dim_v=dv)
+    for d, dv in [(128, 64), (64, 128), (128, 128), (192, 128), (255, 7), (256, 256), (1, 256)]:
+        yield replace(one, len_q=20, len_kv=70, head_dim=d, head_dim_v=dv, causal=True)
+    for window in [(0, 0), (5, 7), (-1, 3), (64, 0), (100, -1)]:
+        yield replace(one, len_q=130, len_kv=150, window=window)
+        yield replace(one, len_q=70, len_kv=40, head_dim=40, window=window, causal=True)
+    for m, n in [(128, 128), (130, 64), (40, 200)]:
+        yield Case(2, 4, 2, m, n, head_dim=32, head_dim_v=32, causal=True)
+    for scale in (0.0, -1.0, 30.0):
+        yield replace(one, scale=scale, len_kv=130)
+    yield replace(one, data="large_logits", len_kv=130)
+
+
+@cases([replace(c, dtype=dtype) for c in few() for dtype in DTYPES], among=helpers.EMULATED)
+def test_emulated_kernels_against_float64(case, runner):
+    """The production kernels of CUDA where there is no GPU."""
     runner.expected(case).check(*runner.run_case(case))
 
 
@@ -231,6 +262,8 @@ STRIDED = [Case(len_q=65, len_kv=65), Case(len_q=5, len_kv=70), Case(len_q=70, l
 STRIDED += [Case(heads_q=6, len_kv=130, causal=True), Case(head_dim=40, head_dim_v=40)]
 STRIDED += [Case(head_dim=33, head_dim_v=33, len_kv=40), Case(dtype="float16", head_dim_v=32)]
 STRIDED += [Case(dtype="bfloat16", heads_q=6, window=(9, 9))]
+STRIDED += [Case(dtype="float16", head_dim=40, head_dim_v=33, causal=True)]
+STRIDED += [Case(dtype="bfloat16", len_q=5, head_dim=129, head_dim_v=72)]
 
 
 def strided_cases():
@@ -397,8 +430,13 @@ def test_cpu_results_do_not_depend_on_the_number_of_threads():
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_auto_takes_the_last_kernel_that_takes_the_call(backend):
-    """``kernels()`` is in the order of speed."""
+def test_auto_takes_what_the_rules_say_else_the_last_that_takes_the_call(backend):
+    """``kernels()`` is in the order of speed where nothing else was measured."""
+    rules, gpu = [], ""
+    if backend == "cuda":
+        root = Path(__file__).resolve().parent.parent
+        rules = _auto.read_rules(_auto.rules_file(root).read_text())
+        gpu = _auto.gpu_class(fastattn.show_config("dict")["cuda"]["devices"][0]["name"])
     for framework in helpers.frameworks(backend):
         takers = [r for r in RUNNERS if r.framework.name == framework.name]
         for case in (Case(), Case(len_q=5), Case(head_dim=40, head_dim_v=40), Case(causal=True)):
@@ -407,11 +445,27 @@ def test_auto_takes_the_last_kernel_that_takes_the_call(backend):
                 continue
             arrays = [framework.array(x, case.dtype) for x in helpers.inputs(case)]
             out = fastattn.forward(*arrays, **case.options)
-            same = able[-1].run_case(case)[0]
+            problem = Problem(**{name: getattr(case, name) for name in _auto.SHAPE})
+            names = {runner.kernel.name: runner for runner in able}
+            taken = names[_auto.preferred(rules, gpu, problem, list(names))]
+            same = taken.run_case(case)[0]
             np.testing.assert_array_equal(testing.to_numpy(out), same)
 
 
-# ---- the fp32 kernels against torch's own naive evaluation, on the same device -------------------
+# ---- the fp32 kernels against torch's own, on the same device ------------------------------------
+
+
+@contextlib.contextmanager
+def without_tf32():
+    """TF32 would be a lenient yardstick."""
+    import torch
+
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -426,14 +480,46 @@ def test_no_worse_than_twice_torch_naive(case, runner):
 
     values = helpers.inputs(case)
     q, k, v = (torch.from_numpy(x.copy()).to(runner.kernel.backend) for x in values)
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")  # TF32 would make it easy
-    try:
+    with without_tf32():
         scores = q @ k.mT / math.sqrt(case.head_dim)
         plain, plain_lse = scores.softmax(-1) @ v, scores.logsumexp(-1)
-    finally:
-        torch.set_float32_matmul_precision(precision)
     exact = runner.expected(case)
     out, lse = runner.run_case(case)
     assert testing.error(out, exact.out) <= 2 * testing.error(plain, exact.out)
     assert testing.error(lse, exact.lse) <= 2 * testing.error(plain_lse, exact.lse)
+
+
+@functools.lru_cache(maxsize=2)
+def exact_out(case):
+    return testing.reference(*helpers.inputs(case))[0]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@cases(
+    [
+        Case(1, 1, 1, 2048, 2048, head_dim=d, head_dim_v=d, data=data)
+        for d in (64, 128)
+        for data in ("randn", "shifted", *helpers.stress("float32"))
+    ],
+    among=[r for r in helpers.PRODUCTION if r.kernel.backend == "cuda"],
+)
+def test_no_less_accurate_than_torch(case, runner):
+    """Than its fused kernel or its three steps, whichever is less accurate, on the same numbers.
+
+    Twice that on hard data, where one score's rounding decides, for kernels that sum a score's
+    products one after the other in float32; those of tensor cores are held to torch's own.
+    """
+    import torch
+
+    values = helpers.inputs(case)
+    q, k, v = (torch.from_numpy(x.copy()).to(runner.kernel.backend) for x in values)
+    with without_tf32():
+        fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+        plain = (q @ k.mT / math.sqrt(case.head_dim)).softmax(-1) @ v
+    exact = exact_out(case)
+    allowed = max(testing.error(x, exact) for x in (fused, plain))
+    if case.data in helpers.stress("float32") and "tensor cores" not in runner.kernel.arithmetic:
+        allowed *= 2
+    # All of a row's weight on one key: theirs is exact, and one rounding is as good as that.
+    allowed = max(allowed, helpers.UNIT_ROUNDOFF["float32"])
+    assert testing.error(runner.run_case(case)[0], exact) <= allowed

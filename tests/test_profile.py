@@ -323,8 +323,10 @@ def test_rungs_of_several_kernels_are_those_of_the_sources() -> None:
     registry = (ROOT / "src" / "cuda" / "kernels.def").read_text()
     several = set()
     for name, file in re.findall(r"^FASTATTN_CUDA_KERNEL\((\w+), (\w+)\)", registry, re.MULTILINE):
-        source = (ROOT / "src" / "cuda" / "kernels" / f"{file}.cu").read_text()
-        launches = re.findall(r"\blaunch<(\w+)", source)
+        kernel = ROOT / "src" / "cuda" / "kernels" / file
+        sources = [f"{kernel}.cu"] if not kernel.is_dir() else sorted(kernel.rglob("*.cu*"))
+        text = "".join(Path(source).read_text() for source in sources)
+        launches = re.findall(r"\blaunch<(\w+)", text)
         assert launches, name
         if len(launches) > 1:
             several.add(name)

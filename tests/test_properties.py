@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import helpers
@@ -31,26 +31,33 @@ def each_kernel(*needs: Case) -> Any:
 
 @st.composite
 def calls(draw: st.DrawFn, runner: Runner) -> Case:
-    """Any call that the kernel declares."""
+    """Any call that the kernel declares; emulated, of few heads."""
     kernel = runner.kernel
     head_dim = draw(HEAD_DIM.map(runner.own_head_dim))
     head_dim_v = draw(HEAD_DIM.map(runner.own_head_dim)) if kernel.head_dim_v_differs else head_dim
-    heads_kv = draw(st.integers(0, 3))
+    most = 1 if runner.emulated else 3
+    heads_kv = draw(st.integers(0, most))
     len_q = draw(LENGTH)
+    dtype = draw(st.sampled_from([d for d in kernel.dtypes if d in runner.framework.dtypes]))
     return Case(
-        batch=draw(st.integers(0, 3)),
-        heads_q=heads_kv * (draw(st.integers(1, 4)) if kernel.grouped_heads else 1),
+        batch=draw(st.integers(0, most)),
+        heads_q=heads_kv * (draw(st.integers(1, most + 1)) if kernel.grouped_heads else 1),
         heads_kv=heads_kv,
         len_q=len_q,
         len_kv=draw(LENGTH) if kernel.lengths_differ else len_q,
         head_dim=head_dim,
         head_dim_v=head_dim_v,
-        dtype=draw(st.sampled_from([d for d in kernel.dtypes if d in runner.framework.dtypes])),
+        dtype=dtype,
         causal=draw(st.booleans()) if kernel.causal else False,
         window=draw(st.none() | st.tuples(SIDE, SIDE)) if kernel.window else None,
         scale=draw(SCALE),
-        data=draw(st.sampled_from(["randn", "shifted", "large_logits"])),
+        data=draw(st.sampled_from(["randn", "shifted", "large_logits", *hard_data(runner, dtype)])),
     )
+
+
+def hard_data(runner: Runner, dtype: str) -> tuple[str, ...]:
+    """What the contract asks of production kernels."""
+    return helpers.stress(dtype) if helpers.takes_any_call(runner.kernel) else ()
 
 
 def layouts(runner: Runner, names: dict[str, helpers.Layout]) -> st.SearchStrategy[str]:
@@ -60,6 +67,10 @@ def layouts(runner: Runner, names: dict[str, helpers.Layout]) -> st.SearchStrate
 @each_kernel()
 @given(data=st.data())
 def test_any_call_in_any_layout(runner, data):
+    any_call_in_any_layout(runner, data)
+
+
+def any_call_in_any_layout(runner: Runner, data: st.DataObject) -> None:
     case = data.draw(calls(runner))
     chosen = [data.draw(layouts(runner, INPUT_LAYOUTS)) for _ in "qkv"]
     values = helpers.inputs(case)
@@ -78,6 +89,10 @@ def test_any_call_in_any_layout(runner, data):
 @each_kernel(Case(causal=True), Case(window=(1, 1)), Case(len_q=5))
 @given(data=st.data())
 def test_hidden_keys_never_reach_a_row(runner, data):
+    hidden_keys_never_reach_a_row(runner, data)
+
+
+def hidden_keys_never_reach_a_row(runner: Runner, data: st.DataObject) -> None:
     """Bit for bit, whatever stands in a hidden key."""
     case = replace(data.draw(calls(runner)), data="randn")
     q, k, v = (x.copy() for x in helpers.inputs(case))
@@ -96,6 +111,10 @@ def test_hidden_keys_never_reach_a_row(runner, data):
 @each_kernel(Case(len_q=5))
 @given(data=st.data())
 def test_a_row_does_not_depend_on_the_others(runner, data):
+    a_row_does_not_depend_on_the_others(runner, data)
+
+
+def a_row_does_not_depend_on_the_others(runner: Runner, data: st.DataObject) -> None:
     """Out and lse of a head are those of the call with that head alone."""
     case = data.draw(calls(runner).filter(lambda c: c.batch * c.heads_kv * c.len_q > 0))
     q, k, v = helpers.inputs(case)
@@ -154,6 +173,33 @@ def test_weights_sum_to_one(runner, data):
     expected = value if case.len_kv else 0
     rounding = 2 * math.sqrt(max(1, case.len_kv)) * 2.0**-24 + helpers.UNIT_ROUNDOFF[case.dtype]
     np.testing.assert_allclose(out, np.full_like(out, expected), rtol=rounding)
+
+
+# ---- the CUDA kernels' logic, without a GPU ------------------------------------------------------
+
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+EMULATED = runners(among=helpers.EMULATED)
+
+
+@EMULATED
+@FEW
+@given(data=st.data())
+def test_any_call_in_any_layout_emulated(runner, data):
+    any_call_in_any_layout(runner, data)
+
+
+@EMULATED
+@FEW
+@given(data=st.data())
+def test_hidden_keys_never_reach_a_row_emulated(runner, data):
+    hidden_keys_never_reach_a_row(runner, data)
+
+
+@EMULATED
+@FEW
+@given(data=st.data())
+def test_a_row_does_not_depend_on_the_others_emulated(runner, data):
+    a_row_does_not_depend_on_the_others(runner, data)
 
 
 def test_every_kernel_is_drawn():

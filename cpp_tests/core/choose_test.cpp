@@ -35,6 +35,12 @@ TEST(Registry, NamesAreUniqueAndFound) {
     EXPECT_TRUE(names.insert(kernel->name).second) << kernel->name;
     EXPECT_EQ(find_kernel(kernel->name), kernel);
     EXPECT_FALSE(kernel->title.empty());
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+      if (!kernel->capabilities.takes(dtype)) continue;
+      EXPECT_NE(kernel->arithmetic.find(to_string(dtype)), std::string_view::npos)
+          << kernel->name << ": '" << kernel->arithmetic << "' says nothing of "
+          << to_string(dtype);
+    }
     EXPECT_NE(kernel->run, nullptr);
     EXPECT_LE(kernel->capabilities.head_dim_min, kernel->capabilities.head_dim_max);
     EXPECT_TRUE(kernel->redirect.empty() || find_kernel(kernel->redirect) != nullptr);
@@ -88,6 +94,7 @@ TEST(Registry, EmulatedKernelsAreTheCudaKernelsForTheHost) {
     if (on_gpu == nullptr) continue;
     EXPECT_EQ(on_gpu->backend, Backend::kCuda) << kernel->name;
     EXPECT_EQ(on_gpu->title, kernel->title);
+    EXPECT_EQ(on_gpu->arithmetic, kernel->arithmetic);
     EXPECT_EQ(on_gpu->redirect, kernel->redirect);
   }
 }

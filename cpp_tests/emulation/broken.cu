@@ -4,6 +4,8 @@
 #include "cuda/launch/launch.cuh"
 #include "cuda/launch/shared.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/mma.cuh"
 
 namespace fastattn::cuda {
 namespace {
@@ -241,6 +243,80 @@ __global__ void copy_into_what_is_read(const float* input, float* output) {
   output[threadIdx.x] = value + shared[threadIdx.x];
 }
 
+__global__ void copy_to_global_memory(const float* input, float* output) {
+  ptx::cp_async<4>(output + threadIdx.x, input + threadIdx.x, 4);  // copy_to_global_memory
+  ptx::cp_async_commit_group();
+  ptx::cp_async_wait_group<0>();
+}
+
+__global__ void misaligned_matrix_row(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  shared[threadIdx.x] = input[threadIdx.x];
+  __syncthreads();
+  unsigned r[4];
+  ptx::ldmatrix_x4(r, shared + 4 * (threadIdx.x % 8) + 1);  // misaligned_matrix_row
+  output[threadIdx.x] = __uint_as_float(r[0]);
+}
+
+__global__ void matrix_row_in_global_memory(const float* input, float* output) {
+  unsigned r[4];
+  ptx::ldmatrix_x4(r, input + 4 * (threadIdx.x % 16));  // matrix_row_in_global_memory
+  output[threadIdx.x] = __uint_as_float(r[0]);
+}
+
+// Its own rows are ordered by the barrier of the warp, those of the other warp by nothing.
+__global__ void matrix_before_the_barrier(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  shared[threadIdx.x] = input[threadIdx.x];
+  __syncwarp();
+  unsigned r[4];
+  ptx::ldmatrix_x4(r, shared + 4 * (threadIdx.x % 16));  // matrix_before_the_barrier
+  output[threadIdx.x] = __uint_as_float(r[0]);
+}
+
+__global__ void matrix_overwritten_while_read(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  float sum = 0.0F;
+  for (int round = 0; round < 2; ++round) {
+    shared[threadIdx.x] = input[threadIdx.x] + round;  // matrix_overwritten_while_read
+    __syncthreads();
+    unsigned r[4];
+    ptx::ldmatrix_x4_trans(r, shared + 4 * (threadIdx.x % 16));
+    sum += __uint_as_float(r[0]);
+  }
+  output[threadIdx.x] = sum;
+}
+
+__global__ void matrix_not_waited_for(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  if (threadIdx.x < 16) ptx::cp_async<16>(shared + 4 * threadIdx.x, input + 4 * threadIdx.x, 16);
+  ptx::cp_async_commit_group();
+  __syncthreads();
+  unsigned r[4];
+  ptx::ldmatrix_x4(r, shared + 4 * (threadIdx.x % 16));  // matrix_not_waited_for
+  output[threadIdx.x] = __uint_as_float(r[0]);
+}
+
+__global__ void matrix_without_a_lane(const float* input, float* output) {
+  float* shared = dynamic_shared<float>();
+  shared[threadIdx.x] = input[threadIdx.x];
+  __syncthreads();
+  unsigned r[4] = {};
+  if (threadIdx.x % 32 < 16) {
+    ptx::ldmatrix_x4(r, shared + 4 * (threadIdx.x % 16));  // matrix_without_a_lane
+  }
+  output[threadIdx.x] = __uint_as_float(r[0]);
+}
+
+__global__ void product_without_a_lane(const float* input, float* output) {
+  const unsigned a[4] = {__float_as_uint(input[threadIdx.x])};
+  float d[4];
+  if (threadIdx.x % 32 != 7) {
+    ptx::mma_m16n8k16_f16_zero(d, a, a[0], a[1]);  // product_without_a_lane
+  }
+  output[threadIdx.x] = d[0];
+}
+
 __global__ void sums_up_nothing(const float* input, float* output) {
   output[threadIdx.x] += input[threadIdx.x];  // sums_up_nothing
 }
@@ -283,6 +359,14 @@ constexpr testing::BrokenKernel kBroken[] = {
     BROKEN(copy_not_waited_for, "uninitialised", "the copy to it is not waited for"),
     BROKEN(waits_for_one_group_too_few, "uninitialised", "the copy to it is not waited for"),
     BROKEN(copy_into_what_is_read, "race", "read with no barrier between"),
+    BROKEN(copy_to_global_memory, "out of range", "takes shared memory alone"),
+    BROKEN(misaligned_matrix_row, "misaligned", "which is no multiple of 16"),
+    BROKEN(matrix_row_in_global_memory, "out of range", "takes shared memory alone"),
+    BROKEN(matrix_before_the_barrier, "race", "wrote with no barrier between"),
+    BROKEN(matrix_overwritten_while_read, "race", "read with no barrier between"),
+    BROKEN(matrix_not_waited_for, "uninitialised", "the copy to it is not waited for"),
+    BROKEN(matrix_without_a_lane, "warp", "ldmatrix names lanes 0-31; lane 16 of warp"),
+    BROKEN(product_without_a_lane, "warp", "mma names lanes 0-31; lane 7 of warp"),
     BROKEN(sums_up_nothing, "uninitialised", "of output, which nothing wrote"),
 };
 #undef BROKEN

@@ -65,7 +65,7 @@ class Broken : public ::testing::TestWithParam<std::tuple<BrokenKernel, int>> {}
 TEST_P(Broken, IsFoundAtItsLine) {
   const auto& [kernel, seed] = GetParam();
   struct {
-    Floats input = numbers();
+    alignas(16) Floats input = numbers();
     Floats between{};  // an access past one array must not hit the other
     Floats output{};
   } memory;

@@ -105,10 +105,12 @@ struct Capabilities {
 struct Kernel {
   std::string_view name;   // "v4"
   std::string_view title;  // one line
+  // In what precision the products are made and summed, for each dtype that it takes.
+  std::string_view arithmetic;
   Backend backend;
   Capabilities capabilities;
   // The kernel that takes over where head_dim is outside this one's range; empty: none.
-  std::string_view redirect;
+  std::string_view redirect = {};
   // Null for the CPU. Valid for any call that the capabilities allow.
   LaunchPlan (*plan)(const ForwardParams& params);
   // Enqueues the work (CUDA: on `stream`, a cudaStream_t, on the current device) or does it (CPU).
@@ -138,8 +140,9 @@ struct Target {
 FASTATTN_EXPORT std::string refusal(const Kernel& kernel, const ForwardParams& params,
                                     const Target& target);
 
-// The kernel that forward() would run. `name` "auto": the last of kernels() that takes the call.
-// Throws ArgumentError.
+// The kernel that forward() would run. `name` "auto": the fastest that takes the call by what was
+// measured (src/core/auto_rules.def), else the last of kernels() that takes it. Throws
+// ArgumentError.
 FASTATTN_EXPORT const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
                                             std::string_view name = "auto");
 

@@ -17,6 +17,9 @@ class KernelInfo:
         What ``forward(kernel=...)`` takes.
     title : str
         One line about it.
+    arithmetic : str
+        In what precision the products are made and summed, for each dtype that it takes. A call
+        never runs in a lower one in silence: ``kernel`` names the arithmetic along with the kernel.
     backend : str
         "cpu" or "cuda".
     dtypes : tuple of str
@@ -39,6 +42,7 @@ class KernelInfo:
 
     name: str
     title: str
+    arithmetic: str
     backend: str
     dtypes: tuple[str, ...]
     head_dim_min: int

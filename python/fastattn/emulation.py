@@ -61,6 +61,8 @@ class Counts:
         ``__syncwarp`` and ``__shfl_*_sync``, a warp each.
     votes : int
         ``__ballot_sync`` and its like, a warp each.
+    mmas : int
+        Products of 16x16 by 16x8 on tensor cores (``mma``), a warp each.
     atomics : int
         Atomic operations, a thread each.
     """
@@ -82,6 +84,7 @@ class Counts:
     warp_barriers: int
     shuffles: int
     votes: int
+    mmas: int
     atomics: int
 
 
@@ -173,8 +176,8 @@ class Report:
 
     Attributes
     ----------
-    out : ndarray, shape (B, Hq, M, Dv), float32
-        The result. What a rung forgot to write is NaN.
+    out : ndarray, shape (B, Hq, M, Dv), of q's dtype
+        The result; bfloat16 as float32 with the same values. What a rung forgot to write is NaN.
     lse : ndarray, shape (B, Hq, M), float32
         Log of the sum of exponentials, natural logarithm.
     counts : Counts
@@ -187,7 +190,7 @@ class Report:
         Every line that touches global or shared memory, by file and line.
     """
 
-    out: npt.NDArray[np.float32]
+    out: Array
     lse: npt.NDArray[np.float32]
     counts: Counts
     launches: tuple[Launch, ...]
@@ -210,12 +213,12 @@ def run(
 
     Parameters
     ----------
-    q : array, shape (B, Hq, M, D), float32
+    q : array, shape (B, Hq, M, D), float32, or float16 or bfloat16 where the rung takes it
         Queries, of any framework; what is on a GPU is copied to the host. Any strides; a last
-        dimension that is not contiguous is copied first.
-    k : array, shape (B, Hkv, N, D), float32
+        dimension that is not contiguous is copied first, and bfloat16, which NumPy lacks, always.
+    k : array, shape (B, Hkv, N, D), of q's dtype
         Keys. Hq is a multiple of Hkv.
-    v : array, shape (B, Hkv, N, Dv), float32
+    v : array, shape (B, Hkv, N, Dv), of q's dtype
         Values; Dv other than D where the rung takes it.
     kernel : str
         The name of a rung, "v0" to "v5". As on a GPU, V3 and V4 hand head dims other than 64 to V2.
@@ -261,15 +264,17 @@ def run(
             "this build of fastattn has no emulation of the rungs: install it again with "
             "FASTATTN_EMULATION=ON, on Linux and with GCC or Clang"
         )
-    q, k, v = (_float32(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+    dtype = testing.dtype_name(q)
+    q, k, v = (_host(x, name, dtype) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     testing._check_shapes(q, k, v)
     factor = _scale(scale, q.shape[3])
-    out = _aligned((*q.shape[:3], v.shape[3]))
-    lse = _aligned(q.shape[:3])
+    out = _aligned((*q.shape[:3], v.shape[3]), q.dtype)
+    lse = _aligned(q.shape[:3], np.dtype(np.float32))
     arrays = (_placed(q), _placed(k), _placed(v), out, lse)
-    found = emulate(kernel, *arrays, factor, _seed(seed), causal, window)
+    is_bfloat16 = dtype == "bfloat16"
+    found = emulate(kernel, *arrays, factor, _seed(seed), causal, window, is_bfloat16)
     return Report(
-        out=out,
+        out=testing._from_bfloat16_bits(out.view(np.uint16)) if is_bfloat16 else out,
         lse=lse,
         counts=Counts(**found["counts"]),
         launches=tuple(Launch(**x) for x in found["launches"]),
@@ -278,18 +283,20 @@ def run(
     )
 
 
-def _float32(x: Any, name: str) -> Array:
-    """The array on the host, with a contiguous last dimension."""
+def _host(x: Any, name: str, dtype: str) -> Array:
+    """The array on the host, with a contiguous last dimension; the bits of bfloat16 as float16."""
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name}: got a masked array, whose mask would be lost; takes plain arrays")
     if not hasattr(x, "__dlpack__"):
         raise TypeError(f"{name}: got a {type(x).__name__}; takes an array that speaks DLPack")
-    dtype = testing.dtype_name(x)
-    if dtype in ("float16", "bfloat16"):
-        raise NotImplementedError(f"{name}: got dtype {dtype}; the rungs take float32")
+    found = testing.dtype_name(x)
+    if found not in ("float32", "float16", "bfloat16"):
+        raise TypeError(f"{name}: got dtype {found}, takes float32, float16 or bfloat16")
+    if found != dtype:
+        raise TypeError(f"{name}: got dtype {found}, takes that of q, {dtype}")
     host: Array = testing.to_numpy(x)
-    if host.dtype != np.float32:
-        raise TypeError(f"{name}: got dtype {dtype}, takes float32")
+    if dtype == "bfloat16":
+        host = testing._bfloat16_bits(host).view(np.float16)
     if host.ndim and host.shape[-1] > 1 and host.strides[-1] != host.itemsize:
         host = np.ascontiguousarray(host)
     return host
@@ -316,11 +323,11 @@ def _seed(seed: int) -> int:
     return int(seed)
 
 
-def _aligned(shape: tuple[int, ...]) -> Array:
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     """A new array of NaN where cudaMalloc could have put it."""
-    array = _aligned_bytes(math.prod(shape) * 4, 0).view(np.float32).reshape(shape)
-    array.fill(np.nan)
-    return array
+    memory = _aligned_bytes(math.prod(shape) * dtype.itemsize, 0)
+    memory.fill(0xFF)  # NaN in bfloat16 too
+    return memory.view(dtype).reshape(shape)
 
 
 def _aligned_bytes(size: int, offset: int) -> npt.NDArray[np.uint8]:

@@ -35,6 +35,7 @@ nb::dict to_dict(const emulation::Counts& counts) {
   entry["warp_barriers"] = counts.warp_barriers;
   entry["shuffles"] = counts.shuffles;
   entry["votes"] = counts.votes;
+  entry["mmas"] = counts.mmas;
   entry["atomics"] = counts.atomics;
   return entry;
 }
@@ -79,10 +80,11 @@ nb::list to_list(const std::vector<T>& entries) {
   return list;
 }
 
-// The caller (fastattn.emulation) has checked dtypes and shapes.
+// The caller (fastattn.emulation) has checked dtypes and shapes. NumPy has no bfloat16: `is_bfloat16`
+// says that what comes as float16 is that.
 nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array,
                  nb::handle v_array, nb::handle out_array, nb::handle lse_array, float scale,
-                 std::uint64_t seed, nb::handle causal, nb::handle window) {
+                 std::uint64_t seed, nb::handle causal, nb::handle window, bool is_bfloat16) {
   Tensor q;
   Tensor k;
   Tensor v;
@@ -114,6 +116,7 @@ nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array
                              .head_dim = static_cast<int>(q.shape[3]),
                              .head_dim_v = static_cast<int>(v.shape[3]),
                              .scale = scale,
+                             .dtype = is_bfloat16 ? DType::kBFloat16 : q.dtype,
                              .mask = to_mask(causal, window)};
   emulation::Report report;
   {
@@ -133,12 +136,12 @@ nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array
 void bind_emulation(nb::module_& m) {
   using namespace nb::literals;
   m.def("emulate", &emulate, "kernel"_a, "q"_a, "k"_a, "v"_a, "out"_a, "lse"_a, "scale"_a, "seed"_a,
-        "causal"_a, "window"_a.none(),
+        "causal"_a, "window"_a.none(), "is_bfloat16"_a,
         nb::sig("def emulate(kernel: str, q: typing.Any, k: typing.Any, v: typing.Any, "
                 "out: typing.Any, lse: typing.Any, scale: float, seed: int, causal: typing.Any, "
-                "window: typing.Any) -> "
+                "window: typing.Any, is_bfloat16: bool) -> "
                 "dict[str, typing.Any]"),
-        "Runs the checked build of a CUDA kernel on float32 arrays of the host.");
+        "Runs the checked build of a CUDA kernel on NumPy arrays.");
 }
 
 }  // namespace fastattn::bindings

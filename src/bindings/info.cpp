@@ -26,6 +26,7 @@ nb::list kernel_list(bool emulated) {
     nb::dict entry;
     entry["name"] = kernel->name;
     entry["title"] = kernel->title;
+    entry["arithmetic"] = kernel->arithmetic;
     entry["backend"] = to_string(kernel->backend);
     entry["dtypes"] = nb::tuple(dtypes);
     entry["head_dim_min"] = takes.head_dim_min;

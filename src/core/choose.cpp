@@ -1,7 +1,10 @@
 // The one place that decides which kernel runs a call, and why another can't.
+#include "core/choose.h"
+
 #include <limits>
 #include <string>
 
+#include "core/auto_rules.h"
 #include "core/registry.h"
 #include "core/validate.h"
 #include "fastattn/fastattn.h"
@@ -82,14 +85,13 @@ std::vector<std::string> call_refusals(const Kernel& kernel, const ForwardParams
   return reasons;
 }
 
-#if FASTATTN_HAVE_CUDA
 std::string compute_capability(int value) {
   return std::to_string(value / 10) + "." + std::to_string(value % 10);
 }
 
 // What this GPU can't do of it. The plan is valid only where the call itself is taken.
-std::vector<std::string> device_refusals(const Kernel& kernel, const ForwardParams& p, int device) {
-  const DeviceInfo& gpu = cuda::device_info(device < 0 ? cuda::current_device() : device);
+std::vector<std::string> device_refusals(const Kernel& kernel, const ForwardParams& p,
+                                         const DeviceInfo& gpu) {
   std::vector<std::string> reasons;
   if (gpu.compute_capability < kernel.capabilities.min_compute_capability) {
     reasons.push_back(gpu.name + ", compute capability " +
@@ -109,17 +111,30 @@ std::vector<std::string> device_refusals(const Kernel& kernel, const ForwardPara
   }
   return reasons;
 }
-#endif
 
+// `gpu`: null for the CPU.
 std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
-                                  [[maybe_unused]] int device) {
+                                  const DeviceInfo* gpu) {
   std::vector<std::string> reasons = call_refusals(kernel, p);
+  if (reasons.empty() && gpu != nullptr) reasons = device_refusals(kernel, p, *gpu);
+  return reasons;
+}
+
+// Null for the CPU.
+const DeviceInfo* gpu_of([[maybe_unused]] const Target& target) {
 #if FASTATTN_HAVE_CUDA
-  if (reasons.empty() && kernel.backend == Backend::kCuda) {
-    reasons = device_refusals(kernel, p, device);
+  if (target.backend == Backend::kCuda) {
+    return &cuda::device_info(target.device < 0 ? cuda::current_device() : target.device);
   }
 #endif
-  return reasons;
+  return nullptr;
+}
+
+// Asks for the GPU only where the call itself is taken: what is wrong with it is said without one.
+std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
+                                  const Target& target) {
+  std::vector<std::string> reasons = call_refusals(kernel, p);
+  return reasons.empty() ? refusals(kernel, p, gpu_of(target)) : reasons;
 }
 
 // The kernel of that name for arrays of that backend; for the host, also a CUDA kernel's emulation.
@@ -144,7 +159,7 @@ const Kernel& follow_redirect(const Kernel& kernel, const ForwardParams& p) {
 std::string takers(const ForwardParams& p, const Target& target) {
   std::vector<std::string> names;
   for (const Kernel* kernel : kernels()) {
-    if (kernel->backend == target.backend && refusals(*kernel, p, target.device).empty()) {
+    if (kernel->backend == target.backend && refusals(*kernel, p, target).empty()) {
       names.push_back(quoted(kernel->name));
     }
   }
@@ -186,7 +201,7 @@ const Kernel& choose_named(const ForwardParams& p, const Target& target, std::st
   const Kernel* kernel = find_kernel_for(target.backend, name);
   if (kernel == nullptr) refuse_name(name, target.backend);
   const Kernel& runner = follow_redirect(*kernel, p);
-  const std::vector<std::string> reasons = refusals(runner, p, target.device);
+  const std::vector<std::string> reasons = refusals(runner, p, target);
   if (!reasons.empty()) {
     const std::string via = &runner == kernel ? "" : " (to which " + quoted(name) + " redirects)";
     throw ArgumentError(Kind::kUnsupported, "kernel " + quoted(runner.name) + via +
@@ -204,7 +219,34 @@ std::string refusal(const Kernel& kernel, const ForwardParams& params, const Tar
     return "arrays on " + std::string(to_string(target.backend)) + " (it is a kernel for " +
            std::string(to_string(kernel.backend)) + ")";
   }
-  return join(refusals(kernel, params, target.device), "; ");
+  return join(refusals(kernel, params, target), "; ");
+}
+
+const Kernel* core::choose_auto(std::span<const Kernel* const> candidates,
+                                const ForwardParams& params, const DeviceInfo* gpu,
+                                std::vector<std::string>* why_not) {
+  const Backend backend = gpu == nullptr ? Backend::kCpu : Backend::kCuda;
+  const auto takes = [&](const Kernel& kernel) {
+    return kernel.backend == backend && refusals(kernel, params, gpu).empty();
+  };
+  if (gpu != nullptr) {
+    const GpuClass gpu_class = core::gpu_class(*gpu);
+    for (const AutoRule& rule : auto_rules()) {
+      if (!rule.holds(gpu_class, params)) continue;
+      for (const Kernel* kernel : candidates) {
+        if (kernel->name == rule.kernel && takes(*kernel)) return kernel;
+      }
+    }
+  }
+  // Ladder order is the order of speed where nothing else was measured.
+  for (auto each = candidates.rbegin(); each != candidates.rend(); ++each) {
+    const Kernel& kernel = **each;
+    if (takes(kernel)) return &kernel;
+    if (kernel.backend != backend) continue;
+    why_not->push_back(quoted(kernel.name) + " does not take " +
+                       join(refusals(kernel, params, gpu), "; "));
+  }
+  return nullptr;
 }
 
 const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
@@ -218,16 +260,9 @@ const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
   }
 #endif
   if (name != "auto") return choose_named(params, target, name);
-  // Ladder order is the order of speed, so the last one that takes the call is the fastest.
   std::vector<std::string> why_not;
-  const std::span<const Kernel* const> all = kernels();
-  for (auto each = all.rbegin(); each != all.rend(); ++each) {
-    const Kernel* kernel = *each;
-    if (kernel->backend != target.backend) continue;
-    const std::vector<std::string> reasons = refusals(*kernel, params, target.device);
-    if (reasons.empty()) return *kernel;
-    why_not.push_back(quoted(kernel->name) + " does not take " + join(reasons, "; "));
-  }
+  const Kernel* kernel = core::choose_auto(kernels(), params, gpu_of(target), &why_not);
+  if (kernel != nullptr) return *kernel;
   throw ArgumentError(Kind::kUnsupported, "no kernel of the " +
                                               std::string(to_string(target.backend)) +
                                               " backend takes this call: " + join(why_not, ". "));

@@ -142,6 +142,7 @@ constexpr std::uint32_t bit(DType dtype) { return 1U << static_cast<unsigned>(dt
 const Kernel cpu_kernel = {
     .name = "cpu",
     .title = "FlashAttention-2 on CPU threads and vectors",
+    .arithmetic = "float32 multiply-adds; float16, bfloat16: inputs widened, results rounded once",
     .backend = Backend::kCpu,
     .capabilities = {.dtypes = bit(DType::kFloat32) | bit(DType::kFloat16) | bit(DType::kBFloat16),
                      .head_dim_min = 1,

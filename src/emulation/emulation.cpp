@@ -57,11 +57,21 @@ std::span<const Kernel* const> emulated_kernels() {
 namespace emulation {
 namespace {
 
+std::size_t bytes_of(DType dtype) {
+  return dtype == DType::kFloat32 ? sizeof(float) : sizeof(std::uint16_t);
+}
+
 // A tensor [B, H, length, dim] of any strides, in memory of its own for the run.
 class GuardedTensor {
  public:
-  GuardedTensor(const void* data, const Strides& stride, int batch, int heads, int length, int dim)
-      : stride_(stride), batch_(batch), heads_(heads), length_(length), dim_(dim) {
+  GuardedTensor(const void* data, DType dtype, const Strides& stride, int batch, int heads,
+                int length, int dim)
+      : element_bytes_(bytes_of(dtype)),
+        stride_(stride),
+        batch_(batch),
+        heads_(heads),
+        length_(length),
+        row_bytes_(dim * element_bytes_) {
     std::int64_t highest = dim;
     const std::array<std::pair<int, std::int64_t>, 3> axes = {
         {{batch, stride.batch}, {heads, stride.head}, {length, stride.row}}};
@@ -69,34 +79,29 @@ class GuardedTensor {
       (step < 0 ? lowest_ : highest) += static_cast<std::int64_t>(size - 1) * step;
     }
     if (batch == 0 || heads == 0 || length == 0) highest = lowest_ = 0;
-    bytes_ = static_cast<std::size_t>(highest - lowest_) * sizeof(float);
+    bytes_ = static_cast<std::size_t>(highest - lowest_) * element_bytes_;
     original_ = reinterpret_cast<std::uintptr_t>(data);
     memory_ = std::make_unique<GuardedMemory>(
-        bytes_, original_ + static_cast<std::size_t>(lowest_) * sizeof(float));
+        bytes_, original_ + static_cast<std::size_t>(lowest_) * element_bytes_);
   }
 
   // Element [0, 0, 0, 0].
-  [[nodiscard]] float* data() const { return reinterpret_cast<float*>(memory_->data()) - lowest_; }
+  [[nodiscard]] std::byte* data() const { return memory_->data() + offset_of(0); }
 
   [[nodiscard]] Region region(const char* name, bool is_output) const {
     Region region(name, memory_->data(), bytes_, is_output, !is_output);
-    const std::size_t row_bytes = dim_ * sizeof(float);
-    for_each_row([&](std::int64_t element) {
-      region.mark(static_cast<std::size_t>(element - lowest_) * sizeof(float), row_bytes);
-    });
+    for_each_row([&](std::int64_t element) { region.mark(offset_of(element), row_bytes_); });
     return region;
   }
 
   void copy_in() const {
     for_each_row([&](std::int64_t element) {
-      std::memcpy(data() + element, reinterpret_cast<const float*>(original_) + element,
-                  dim_ * sizeof(float));
+      std::memcpy(memory_->data() + offset_of(element), original(element), row_bytes_);
     });
   }
   void copy_out() const {
     for_each_row([&](std::int64_t element) {
-      std::memcpy(reinterpret_cast<float*>(original_) + element, data() + element,
-                  dim_ * sizeof(float));
+      std::memcpy(original(element), memory_->data() + offset_of(element), row_bytes_);
     });
   }
 
@@ -112,9 +117,18 @@ class GuardedTensor {
     }
   }
 
+  [[nodiscard]] std::size_t offset_of(std::int64_t element) const {
+    return static_cast<std::size_t>(element - lowest_) * element_bytes_;
+  }
+  [[nodiscard]] std::byte* original(std::int64_t element) const {
+    return reinterpret_cast<std::byte*>(original_ +
+                                        static_cast<std::size_t>(element) * element_bytes_);
+  }
+
+  std::size_t element_bytes_;
   Strides stride_;
   int batch_, heads_, length_;
-  std::size_t dim_;
+  std::size_t row_bytes_;
   std::int64_t lowest_ = 0;  // element, from the first
   std::size_t bytes_ = 0;
   std::uintptr_t original_ = 0;
@@ -135,11 +149,11 @@ Report run_checked(const ForwardParams& p, std::string_view name, std::uint64_t 
   }
   CheckedRun run(seed);
   if (core::is_empty(p)) return run.finish();
-  const GuardedTensor q(p.q, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim);
-  const GuardedTensor k(p.k, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim);
-  const GuardedTensor v(p.v, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v);
-  const GuardedTensor out(p.out, p.out_stride, p.batch, p.heads_q, p.len_q, p.head_dim_v);
-  const GuardedTensor lse(p.lse,
+  const GuardedTensor q(p.q, p.dtype, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim);
+  const GuardedTensor k(p.k, p.dtype, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim);
+  const GuardedTensor v(p.v, p.dtype, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v);
+  const GuardedTensor out(p.out, p.dtype, p.out_stride, p.batch, p.heads_q, p.len_q, p.head_dim_v);
+  const GuardedTensor lse(p.lse, DType::kFloat32,
                           {.batch = std::int64_t{p.heads_q} * p.len_q, .head = p.len_q, .row = 1},
                           p.lse == nullptr ? 0 : p.batch, p.heads_q, p.len_q, 1);
   Observer& observer = *current_observer();
@@ -155,7 +169,7 @@ Report run_checked(const ForwardParams& p, std::string_view name, std::uint64_t 
   params.k = k.data();
   params.v = v.data();
   params.out = out.data();
-  params.lse = p.lse == nullptr ? nullptr : lse.data();
+  params.lse = p.lse == nullptr ? nullptr : reinterpret_cast<float*>(lse.data());
   kernel->run(params, nullptr);
   out.copy_out();
   lse.copy_out();

@@ -44,6 +44,7 @@ struct Counts {
   std::int64_t warp_barriers = 0;  // of warps
   std::int64_t shuffles = 0;       // of warps
   std::int64_t votes = 0;          // of warps
+  std::int64_t mmas = 0;           // of warps
   std::int64_t atomics = 0;        // of threads
 };
 

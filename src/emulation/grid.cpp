@@ -1,8 +1,10 @@
 #include "emulation/grid.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
@@ -45,6 +47,12 @@ const char* name_of(WarpOpKind kind) {
       return "a shuffle";
     case WarpOpKind::kBallot:
       return "a vote";
+    case WarpOpKind::kLoadMatrices:
+    case WarpOpKind::kLoadMatricesTransposed:
+      return "ldmatrix";
+    case WarpOpKind::kMultiplyF16:
+    case WarpOpKind::kMultiplyBF16:
+      return "mma";
     case WarpOpKind::kSync:
       break;
   }
@@ -165,12 +173,14 @@ void Block::abandon() {
   std::abort();  // an abandoned fiber is not resumed
 }
 
-void Block::sync_threads(const void* pc) {
+int Block::sync_threads(const void* pc, bool vote) {
   Thread& thread = *running;
+  thread.barrier_vote = vote;
   // Without an observer the code is optimised, and one barrier may have become two.
   thread.barrier_pc = observer_ != nullptr ? pc : nullptr;
   thread.state = ThreadState::kAtBarrier;
   thread.fiber.suspend();
+  return barrier_votes_;
 }
 
 // The barrier opens where every thread waits at it.
@@ -200,7 +210,9 @@ std::string Block::settle_barrier() {
     return message;
   }
   if (observer_ != nullptr) observer_->barrier(*this);
+  barrier_votes_ = 0;
   for (const auto& thread : threads_) {
+    barrier_votes_ += thread->barrier_vote ? 1 : 0;
     thread->state = ThreadState::kReady;
     thread->furthest_pc = nullptr;
   }
@@ -250,7 +262,8 @@ std::uint64_t Block::warp_op(const WarpOp& op) {
   thread.state = ThreadState::kAtWarpOp;
   std::vector<Thread*>& lanes = waiting_lanes_;
   lanes.clear();
-  for (int lane = 0; lane < kWarpSize; ++lane) {
+  // From the last: where lanes come in their order, all but that one have but one to look at.
+  for (int lane = kWarpSize - 1; lane >= 0; --lane) {
     if (((op.mask >> lane) & 1U) == 0) continue;
     const int number = thread.warp * kWarpSize + lane;
     Thread* other = number < thread_count() ? threads_[number].get() : nullptr;
@@ -262,6 +275,7 @@ std::uint64_t Block::warp_op(const WarpOp& op) {
     }
     lanes.push_back(other);
   }
+  std::ranges::reverse(lanes);
   finish_warp_op(lanes);
   return thread.op.result;
 }
@@ -293,6 +307,48 @@ void Block::finish_warp_op(const std::vector<Thread*>& lanes) {
     }
   }
   if (observer_ != nullptr) observer_->warp_op(lanes);
+  switch (op.kind) {
+    case WarpOpKind::kLoadMatrices:
+    case WarpOpKind::kLoadMatricesTransposed:
+      load_matrices(lanes);
+      break;
+    case WarpOpKind::kMultiplyF16:
+    case WarpOpKind::kMultiplyBF16: {
+      std::array<const MmaOperands*, kWarpSize> operands;
+      for (int lane = 0; lane < kWarpSize; ++lane) operands[lane] = lanes[lane]->op.operands;
+      multiply_matrices(op.kind == WarpOpKind::kMultiplyF16 ? HalfType::kF16 : HalfType::kBF16,
+                        operands);
+      break;
+    }
+    case WarpOpKind::kSync:
+    case WarpOpKind::kShuffle:
+    case WarpOpKind::kBallot:
+      break;
+  }
+}
+
+// All lanes are there. Each row is read in the name of the lane that gives its address.
+void Block::load_matrices(const std::vector<Thread*>& lanes) {
+  constexpr int kRows = 8;
+  std::array<std::array<std::uint16_t, kRows>, kWarpSize> rows;
+  for (Thread* each : lanes) {
+    if (observer_ != nullptr &&
+        !observer_->load_row(*each, each->op.row, sizeof(rows[0]), each->op.pc)) {
+      abandon();
+    }
+    std::memcpy(rows[each->lane].data(), each->op.row, sizeof(rows[0]));
+  }
+  const bool transposed = lanes.front()->op.kind == WarpOpKind::kLoadMatricesTransposed;
+  for (Thread* each : lanes) {
+    const int outer = each->lane / 4;
+    const int inner = 2 * (each->lane % 4);
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const auto* from = &rows[matrix * kRows];
+      const unsigned low = transposed ? from[inner][outer] : from[outer][inner];
+      const unsigned high = transposed ? from[inner + 1][outer] : from[outer][inner + 1];
+      each->op.registers[matrix] = high << 16U | low;
+    }
+  }
 }
 
 namespace {

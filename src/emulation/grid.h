@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "emulation/fiber.h"
+#include "emulation/tensor_core.h"
 
 namespace fastattn::emulation {
 
@@ -23,7 +24,15 @@ struct Index3 {
   unsigned z = 0;
 };
 
-enum class WarpOpKind : std::uint8_t { kSync, kShuffle, kBallot };
+enum class WarpOpKind : std::uint8_t {
+  kSync,
+  kShuffle,
+  kBallot,
+  kLoadMatrices,
+  kLoadMatricesTransposed,
+  kMultiplyF16,
+  kMultiplyBF16,
+};
 
 // A warp instruction as one lane issues it.
 struct WarpOp {
@@ -33,6 +42,9 @@ struct WarpOp {
   std::uint64_t value = 0;   // what the lane gives
   int source_lane = 0;       // shuffle: the lane to read from
   std::uint64_t result = 0;
+  const std::byte* row = nullptr;         // ldmatrix: that the lane gives,
+  unsigned* registers = nullptr;          // and what it gets, 4 of them
+  const MmaOperands* operands = nullptr;  // mma
 };
 
 enum class ThreadState : std::uint8_t { kReady, kAtWarpOp, kAtBarrier, kDone };
@@ -55,6 +67,7 @@ struct Thread {
   int lane = 0;
   ThreadState state = ThreadState::kDone;
   const void* barrier_pc = nullptr;
+  bool barrier_vote = false;
   WarpOp op;
   // That it went through since its last access, or since it last met others (checked build).
   const void* furthest_pc = nullptr;
@@ -92,7 +105,7 @@ class Block {
   std::string run(std::int64_t number);
 
   // For the thread that runs.
-  void sync_threads(const void* pc);
+  int sync_threads(const void* pc, bool vote);  // returns how many threads voted for it
   std::uint64_t warp_op(const WarpOp& op);
   [[noreturn]] void abandon();  // stops the whole block where it stands
 
@@ -109,6 +122,7 @@ class Block {
   void resume(Thread& thread);
   bool run_warp(int warp);  // until all of its lanes wait or are done; true: one of them moved
   void finish_warp_op(const std::vector<Thread*>& lanes);
+  void load_matrices(const std::vector<Thread*>& lanes);
   std::string settle_barrier();
   std::string absent_lanes() const;
   void shuffle_order(std::vector<int>& order);
@@ -120,6 +134,7 @@ class Block {
   Index3 block_index_;
   std::int64_t number_ = 0;
   bool abandoned_ = false;
+  int barrier_votes_ = 0;  // at the last barrier that opened
   StackArena stacks_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<int> warp_order_;

@@ -196,7 +196,10 @@ void Observer::refuse(const Thread& thread, std::uintptr_t address, std::size_t 
                (is_before ? "before" : "past") + " the " + (is_before ? "start" : "last byte") +
                " of " + nearest->name_ + " (" + plural(nearest->bytes_, "byte") + ")";
   } else if (nearest->holds(address, bytes)) {
-    message += "of " + nearest->name_ + ", which is only read";
+    message += "of " + nearest->name_ +
+               (kind == Access::kRead || nearest->writable_
+                    ? ", where the instruction takes shared memory alone"
+                    : ", which is only read");
   } else {
     message += "at byte " + std::to_string(address - nearest->begin_) + " of " + nearest->name_ +
                " (" + plural(nearest->bytes_, "byte") + "), " +
@@ -395,11 +398,21 @@ bool Observer::access(Thread& thread, std::uintptr_t address, std::size_t bytes,
   return true;
 }
 
+bool Observer::load_row(Thread& thread, const void* row, std::size_t bytes, const void* pc) {
+  const auto address = reinterpret_cast<std::uintptr_t>(row);
+  const Region* region = region_of(address, bytes, Access::kRead);
+  if (region == nullptr || !region->is_shared_) {
+    refuse(thread, address, bytes, Access::kRead, pc);
+    return false;
+  }
+  return access(thread, address, bytes, Access::kRead, pc, bytes);
+}
+
 bool Observer::copy_begins(Thread& thread, std::uintptr_t address, std::size_t bytes,
                            const void* pc) {
   settle_write(thread);
   Region* region = region_of(address, bytes, Access::kWrite);
-  if (region == nullptr) {
+  if (region == nullptr || !region->is_shared_) {
     refuse(thread, address, bytes, Access::kWrite, pc);
     return false;
   }
@@ -486,6 +499,13 @@ void Observer::warp_op(const std::vector<Thread*>& lanes) {
     case WarpOpKind::kBallot:
       ++report_.counts.votes;
       break;
+    case WarpOpKind::kMultiplyF16:
+    case WarpOpKind::kMultiplyBF16:
+      ++report_.counts.mmas;
+      break;
+    case WarpOpKind::kLoadMatrices:
+    case WarpOpKind::kLoadMatricesTransposed:
+      break;  // counted as reads
     case WarpOpKind::kSync: {
       // What the lanes did is ordered before what they do from here on; a shuffle or a vote orders
       // no memory.

@@ -72,6 +72,8 @@ class Observer {
   // abandoned.
   [[nodiscard]] bool access(Thread& thread, std::uintptr_t address, std::size_t bytes, Access kind,
                             const void* pc, std::size_t alignment = 1);
+  // Of ldmatrix, which reads nothing but shared memory. False: as above.
+  [[nodiscard]] bool load_row(Thread& thread, const void* row, std::size_t bytes, const void* pc);
   // A copy that another agent than the thread makes, at any time until it is waited for. False: as
   // above.
   [[nodiscard]] bool copy_begins(Thread& thread, std::uintptr_t address, std::size_t bytes,

@@ -16,6 +16,8 @@
 namespace fastattn::emulation {
 namespace {
 
+constexpr unsigned kAllLanes = 0xffffffffU;
+
 uint3 to_uint3(Index3 index) { return {index.x, index.y, index.z}; }
 Index3 to_index3(dim3 size) { return {.x = size.x, .y = size.y, .z = size.z}; }
 
@@ -35,7 +37,7 @@ uint3 grid_dim() { return to_uint3(current_thread()->block->shape().grid); }
 int lane_index() { return current_thread()->lane; }
 void* dynamic_shared_memory() { return current_thread()->block->shared(); }
 
-void sync_threads() { current_thread()->block->sync_threads(FASTATTN_CALLER); }
+int sync_threads(bool vote) { return current_thread()->block->sync_threads(FASTATTN_CALLER, vote); }
 
 void sync_warp(unsigned mask) {
   current_thread()->block->warp_op(
@@ -56,6 +58,31 @@ unsigned ballot(unsigned mask, bool vote) {
                                         .mask = mask,
                                         .pc = FASTATTN_CALLER,
                                         .value = static_cast<std::uint64_t>(vote)}));
+}
+
+void load_matrices(unsigned* registers, const void* row, bool transposed) {
+  current_thread()->block->warp_op(
+      {.kind = transposed ? WarpOpKind::kLoadMatricesTransposed : WarpOpKind::kLoadMatrices,
+       .mask = kAllLanes,
+       .pc = FASTATTN_CALLER,
+       .row = static_cast<const std::byte*>(row),
+       .registers = registers});
+}
+
+void multiply_f16(float* d, const unsigned* a, unsigned b0, unsigned b1) {
+  const MmaOperands operands{.d = d, .a = a, .b = {b0, b1}};
+  current_thread()->block->warp_op({.kind = WarpOpKind::kMultiplyF16,
+                                    .mask = kAllLanes,
+                                    .pc = FASTATTN_CALLER,
+                                    .operands = &operands});
+}
+
+void multiply_bf16(float* d, const unsigned* a, unsigned b0, unsigned b1) {
+  const MmaOperands operands{.d = d, .a = a, .b = {b0, b1}};
+  current_thread()->block->warp_op({.kind = WarpOpKind::kMultiplyBF16,
+                                    .mask = kAllLanes,
+                                    .pc = FASTATTN_CALLER,
+                                    .operands = &operands});
 }
 
 void count_exponential() {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 import fastattn
 from fastattn._console import Column, Console, Progress, run_command
-from fastattn.benchmark import _machine, _record, _suite
+from fastattn.benchmark import _auto, _cases, _forward, _machine, _record, _suite
 from fastattn.benchmark._arrays import Arrays, Problem, TorchArrays, arrays_for, torch_for
 from fastattn.benchmark._meta import gpus, new_record
 from fastattn.benchmark._suite import BASELINE, SDPA, Ceiling, Failure, Implementation, Plan, Result
@@ -81,13 +82,29 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--num-heads", type=_positive, metavar="H")
     shape.add_argument("--head-dim", type=_positive, metavar="D")
     shape.add_argument("--seq-lens", type=_positive, nargs="+", metavar="N", help="M = N = each")
-    shape.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    shape.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="float32; a suite: all of its"
+    )
     shape.add_argument("--causal", action="store_true")
     timing = parser.add_argument_group("timing")
-    timing.add_argument("--warmup", type=_count, default=25, help="untimed calls (25)")
-    timing.add_argument("--repetitions", type=_positive, default=100, help="timed calls (100)")
+    suites = parser.add_argument_group(
+        "suites, on a GPU with torch",
+        "The production kernels over the argument space, beside PyTorch's. Kernels may be named; "
+        "--dtype, --head-dim, --seq-lens and --causal choose among the suite's cases. With --from "
+        "FILE a record is shown, for which no GPU is needed.",
+    )
+    suites.add_argument(
+        "--suite",
+        choices=("forward", *_cases.SUITES, _auto.SUITE),
+        metavar="NAME",
+        help=f"forward, or a part of it: {', '.join(_cases.SUITES)}; auto: the production kernels "
+        "beside each other, from which src/core/auto_rules.def is written (with --from: from FILE)",
+    )
+    suites.add_argument("--quick", action="store_true", help="a suite with fewer calls")
+    timing.add_argument("--warmup", type=_count, help="untimed calls (25; a suite: 10)")
+    timing.add_argument("--repetitions", type=_positive, help="timed calls (100; a suite: 50)")
     timing.add_argument(
-        "--max-seconds", type=_seconds, default=10.0, metavar="S", help="time of one row (10)"
+        "--max-seconds", type=_seconds, metavar="S", help="time of one row (10; a suite: 1)"
     )
     timing.add_argument("--device", choices=("cuda", "cpu"), help="default: what the kernel needs")
     timing.add_argument(
@@ -314,6 +331,41 @@ def _list(console: Console) -> None:
         console.row(columns, [kernel.name, kernel.backend, kernel.title])
 
 
+def _plan(args: argparse.Namespace, default: Plan) -> Plan:
+    """``default``, but for what the command line says."""
+    names = ("warmup", "repetitions", "max_seconds")
+    return replace(default, **{n: getattr(args, n) for n in names if getattr(args, n) is not None})
+
+
+def _writable(console: Console, path: Path | None) -> bool:
+    """Whether the record can be written, which is seen before all the work."""
+    if path is not None:
+        try:
+            _record.prepare_record(path)
+        except OSError as error:
+            console.line(f"--json: {error}", "bad")
+            return False
+    return True
+
+
+def _run_named_suite(
+    parser: argparse.ArgumentParser, console: Console, args: argparse.Namespace
+) -> int:
+    for name in ("batch_size", "num_heads"):
+        if getattr(args, name) is not None:
+            parser.error(f"--{name.replace('_', '-')}: a --suite has its own shapes")
+    if args.device == "cpu":
+        parser.error("--device cpu: a --suite runs on a GPU")
+    if args.write_readme is not None:
+        parser.error("--write-readme shows no --suite")
+    if not _writable(console, args.json):
+        return 2
+    if args.suite == _auto.SUITE:
+        return _auto.run(console, args, _plan(args, _auto.PLAN))
+    plan = _plan(args, _forward.QUICK_PLAN if args.quick else _forward.PLAN)
+    return _forward.run(console, args, plan)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = _parser()
@@ -328,6 +380,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error("--source-hash: the working directory is in no fastattn source tree")
         console.line(_machine.source_hash(root))
         return 0
+    if args.suite is not None:
+        return _run_named_suite(parser, console, args)
     if (args.write_readme is None) != (args.record is None):
         parser.error("--write-readme README and --from FILE go together")
     if args.write_readme is not None:
@@ -341,21 +395,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
         console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
         return 0
+    if args.quick:
+        parser.error("--quick is for a --suite; there are --repetitions and --max-seconds")
     if not args.implementation:
-        parser.error("what to time? all, baseline, sdpa, or a kernel's name (--list)")
+        parser.error("what to time? all, baseline, sdpa, a kernel's name (--list), or a --suite")
+    args.dtype = args.dtype or "float32"
 
     devices = _devices(console, args)
-    if not devices:
+    if not devices or not _writable(console, args.json):
         return 2
-    if args.json is not None:
-        try:
-            _record.prepare_record(args.json)
-        except OSError as error:
-            console.line(f"--json: {error}", "bad")
-            return 2
     seed = int(np.random.SeedSequence().generate_state(1)[0]) if args.seed is None else args.seed
     rng = np.random.default_rng(seed)
-    plan = Plan(args.warmup, args.repetitions, args.max_seconds)
+    plan = _plan(args, Plan())
     torch_for(devices[0])  # imports torch where it is installed, for its version
     record: dict[str, Any] = new_record(seed)
     console.line(f"fastattn {fastattn.__version__} benchmark, seed {seed}", "bold")

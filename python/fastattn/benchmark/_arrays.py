@@ -12,7 +12,7 @@ import importlib.util
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,15 @@ Call = Callable[[], Any]
 HostArray = npt.NDArray[Any]
 Attention = tuple[HostArray, HostArray]
 
+# Scores of the evaluations on a GPU that are held at one time: 256 MiB in float64.
+_SCORES_AT_A_TIME = 1 << 25
+# Queries of which torch's matrix products may sum otherwise than those of many.
+_FEW_ROWS = 32
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention call: its shape, dtype and mask."""
+    """One attention call: its shape, dtype, mask and scale."""
 
     dtype: str
     batch: int
@@ -39,16 +44,37 @@ class Problem:
     head_dim: int
     head_dim_v: int
     causal: bool = False
+    window: tuple[int, int] | None = None  # (left, right), as fastattn.forward takes it
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
 
     @property
     def flops(self) -> float:
         """Floating-point operations: 2 B H M N (D + Dv), half of that when causal.
 
         With Dv = D that is the 4 B H M N D by which attention is counted everywhere; what a kernel
-        skips or does twice changes nothing. Masked half: the convention, whatever M - N is.
+        skips or does twice changes nothing. Masked half: the convention, whatever M - N is. With a
+        window, which has no convention, M N are the pairs that the masks let through.
         """
-        pairs = self.batch * self.heads_q * self.len_q * self.len_kv
-        return 2.0 * pairs * (self.head_dim + self.head_dim_v) / (2 if self.causal else 1)
+        pairs = self.len_q * self.len_kv / (2 if self.causal else 1)
+        if self.window is not None:
+            first, end = self.visible()
+            pairs = float(np.maximum(end - first, 0).sum())
+        return 2.0 * self.batch * self.heads_q * pairs * (self.head_dim + self.head_dim_v)
+
+    def visible(self) -> tuple[HostArray, HostArray]:
+        """Of each row, the first key that it sees and the one behind the last."""
+        position = np.arange(self.len_q) + (self.len_kv - self.len_q)
+        left, right = self.window or (-1, -1)
+        if self.causal:
+            right = 0 if right < 0 else min(right, 0)
+        first = np.zeros_like(position) if left < 0 else np.maximum(position - left, 0)
+        end = np.full_like(position, self.len_kv)
+        return first, end if right < 0 else np.minimum(end, position + right + 1)
+
+    @property
+    def factor(self) -> float:
+        """Of the scores."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -113,8 +139,18 @@ class Arrays(ABC):
     def expected(self, problem: Problem, q: HostArray, k: HostArray, v: HostArray) -> Expected:
         """The float64 reference of host inputs, and the plain evaluation's error on them."""
         return expect(
-            testing.reference(q, k, v, causal=problem.causal),
-            testing.naive(q, k, v, causal=problem.causal, dtype=problem.dtype),
+            testing.reference(
+                q, k, v, causal=problem.causal, window=problem.window, scale=problem.scale
+            ),
+            testing.naive(
+                q,
+                k,
+                v,
+                causal=problem.causal,
+                window=problem.window,
+                scale=problem.scale,
+                dtype=problem.dtype,
+            ),
         )
 
     @abstractmethod
@@ -205,64 +241,140 @@ class TorchArrays(_CudaArrays):
     def expected(self, problem: Problem, q: HostArray, k: HostArray, v: HostArray) -> Expected:
         if self.device == "cpu":
             return super().expected(problem, q, k, v)
-        dtype = getattr(self.torch, problem.dtype)
-        plain = [self._evaluate(problem, q, k, v, self.torch.float32, dtype)]
-        if problem.dtype == "float32":
-            plain += self._naive(problem, q, k, v)
-        return expect(
-            self._evaluate(problem, q, k, v, self.torch.float64, self.torch.float64), *plain
-        )
+        x, y, z = (self.torch.from_numpy(array).to(self.device) for array in (q, k, v))
+        exact, *plain = self.evaluations(problem, x, y, z, self.pairs(problem))
+        shape = problem.out_shape
 
-    def _naive(self, problem: Problem, q: HostArray, k: HostArray, v: HostArray) -> list[Attention]:
-        """Float32 attention by torch, all heads at once; none where memory is too small for it.
+        def host(result: tuple[Any, Any]) -> Attention:
+            out, lse = (x.cpu().numpy() for x in result)
+            return out.reshape(shape), lse.reshape(shape[:3])
+
+        return expect(host(exact), *map(host, plain))
+
+    @staticmethod
+    def pairs(problem: Problem) -> list[tuple[int, int]]:
+        """Every (batch, query head) of a problem, in order."""
+        return list(np.ndindex(problem.batch, problem.heads_q))
+
+    def evaluations(
+        self, problem: Problem, q: Any, k: Any, v: Any, pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[Any, Any]]:
+        """Attention of some (batch, query head) pairs of device tensors.
+
+        First in float64, then as plain evaluations in the problem's dtype, by which a kernel's
+        error is judged. Each is ``(out, lse)`` on the device: [pairs, M, Dv] and [pairs, M].
+        """
+        float32, float64 = self.torch.float32, self.torch.float64
+        dtype = getattr(self.torch, problem.dtype)
+        found = [
+            self._evaluate(problem, q, k, v, pairs, float64, float64),
+            self._evaluate(problem, q, k, v, pairs, float32, dtype),
+        ]
+        if dtype is float32:
+            found += self._naive(problem, q, k, v, pairs)
+            if problem.len_q <= _FEW_ROWS:
+                found.append(self._loops(problem, q, k, v, pairs))
+        return found
+
+    def _naive(
+        self, problem: Problem, q: Any, k: Any, v: Any, pairs: Sequence[tuple[int, int]]
+    ) -> list[tuple[Any, Any]]:
+        """Float32 attention, all pairs at once; none where memory is too small for it.
 
         How a matrix product orders its sums decides about a factor of two in the error, and the
         product of a batch may order them otherwise than the product of one head.
         """
         torch = self.torch
         group = problem.heads_q // problem.heads_kv
+        batch, head = (
+            torch.tensor(index, device=self.device) for index in zip(*pairs, strict=True)
+        )
         try:
-            x, y, z = (torch.from_numpy(array).to(self.device) for array in (q, k, v))
-            y, z = (array.repeat_interleave(group, 1) for array in (y, z))
-            scores = (x @ y.mT) * (1 / math.sqrt(problem.head_dim))
-            hidden = self._hidden(problem)
+            scores = (q[batch, head] @ k[batch, head // group].mT) * problem.factor
+            hidden = self.hidden(problem)
             if hidden is not None:
                 scores.masked_fill_(hidden, -math.inf)
             lse = torch.logsumexp(scores, -1)
-            out = torch.softmax(scores, -1) @ z
-            return [(out.cpu().numpy(), lse.cpu().numpy())]
+            return [(torch.softmax(scores, -1) @ v[batch, head // group], lse)]
         except torch.cuda.OutOfMemoryError:
             return []
 
-    def _hidden(self, problem: Problem) -> Any:
-        """[M, N], True where the causal mask hides a key; None without one."""
-        if not problem.causal:
+    def _loops(
+        self, problem: Problem, q: Any, k: Any, v: Any, pairs: Sequence[tuple[int, int]]
+    ) -> tuple[Any, Any]:
+        """Float32 attention with sums term by term, over keys in runs of 64.
+
+        The products of few rows are vector times matrix to torch, whose sums are trees: twice as
+        exact as any kernel that takes tiles of keys in turn.
+        """
+        torch = self.torch
+        group = problem.heads_q // problem.heads_kv
+        batch, head = (
+            torch.tensor(index, device=self.device) for index in zip(*pairs, strict=True)
+        )
+        queries, keys, values = q[batch, head], k[batch, head // group], v[batch, head // group]
+        scores = torch.zeros((), device=self.device)
+        for d in range(problem.head_dim):
+            scores = scores + queries[..., d, None] * keys[..., None, :, d]  # [pairs, M, N]
+        scores = scores * problem.factor
+        hidden = self.hidden(problem)
+        if hidden is not None:
+            scores.masked_fill_(hidden, -math.inf)
+        largest = scores.amax(-1, keepdim=True)
+        weights = (scores - largest).exp()
+        # The runs side by side: weights [pairs, M, runs, 64], terms [pairs, 1, runs, 64, Dv + 1].
+        pad = torch.nn.functional.pad
+        missing = -problem.len_kv % 64
+        weights = pad(weights, (0, missing)).unflatten(-1, (-1, 64))
+        terms = pad(torch.cat([values, torch.ones_like(values[..., :1])], -1), (0, 0, 0, missing))
+        terms = terms[:, None].unflatten(2, (-1, 64))
+        runs = torch.zeros((), device=self.device)
+        for j in range(64):
+            runs = runs + weights[..., j, None] * terms[..., j, :]
+        summed = torch.zeros((), device=self.device)
+        for run in runs.unbind(2):
+            summed = summed + run
+        return summed[..., :-1] / summed[..., -1:], (largest + summed[..., -1:].log())[..., 0]
+
+    def hidden(self, problem: Problem) -> Any:
+        """[M, N], True where a mask hides a key; None without one."""
+        if not problem.causal and problem.window is None:
             return None
-        shape = (problem.len_q, problem.len_kv)
-        ones = self.torch.ones(shape, dtype=self.torch.bool, device=self.device)
-        return ones.triu(problem.len_kv - problem.len_q + 1)
+        first, end = (self.torch.from_numpy(x).to(self.device)[:, None] for x in problem.visible())
+        key = self.torch.arange(problem.len_kv, device=self.device)
+        return (key < first) | (key >= end)
 
     def _evaluate(
-        self, problem: Problem, q: HostArray, k: HostArray, v: HostArray, compute: Any, store: Any
-    ) -> Attention:
+        self,
+        problem: Problem,
+        q: Any,
+        k: Any,
+        v: Any,
+        pairs: Sequence[tuple[int, int]],
+        compute: Any,
+        store: Any,
+    ) -> tuple[Any, Any]:
         """Plain attention in ``compute`` arithmetic; P and the result are rounded to ``store``."""
         torch = self.torch
-        tensors = [torch.from_numpy(x).to(self.device, compute) for x in (q, k, v)]
-        scale = 1 / math.sqrt(problem.head_dim)
-        shape = problem.out_shape
+        shape = (len(pairs), problem.len_q, problem.head_dim_v)
         out = torch.empty(shape, dtype=compute, device=self.device)
-        lse = torch.empty(shape[:3], dtype=compute, device=self.device)
+        lse = torch.empty(shape[:2], dtype=compute, device=self.device)
         group = problem.heads_q // problem.heads_kv
-        hidden = self._hidden(problem)
-        # One head at a time bounds the memory: [M, N] scores of float64, 34 MB at 2048.
-        for b, h in np.ndindex(problem.batch, problem.heads_q):
-            scores = (tensors[0][b, h] * scale) @ tensors[1][b, h // group].T
-            if hidden is not None:
-                scores.masked_fill_(hidden, -math.inf)
-            lse[b, h] = torch.logsumexp(scores, -1)
-            weights = torch.softmax(scores, -1).to(store).to(compute)
-            out[b, h] = (weights @ tensors[2][b, h // group]).to(store).to(compute)
-        return out.cpu().numpy(), lse.cpu().numpy()
+        hidden = self.hidden(problem)
+        # One head at a time, and of a long one some rows, bounds the memory.
+        rows = max(1, _SCORES_AT_A_TIME // max(1, problem.len_kv))
+        for place, (b, h) in enumerate(pairs):
+            queries = q[b, h].to(compute) * problem.factor
+            keys, values = (x[b, h // group].to(compute) for x in (k, v))
+            for start in range(0, problem.len_q, rows):
+                block = slice(start, start + rows)
+                scores = queries[block] @ keys.T
+                if hidden is not None:
+                    scores.masked_fill_(hidden[block], -math.inf)
+                lse[place, block] = torch.logsumexp(scores, -1)
+                weights = torch.softmax(scores, -1).to(store).to(compute)
+                out[place, block] = (weights @ values).to(store).to(compute)
+        return out, lse
 
     def synchronize(self) -> None:
         if self.device == "cuda":
@@ -278,6 +390,28 @@ class TorchArrays(_CudaArrays):
         if self.device == "cpu":
             return self._host.time_calls(call, count)
         return super().time_calls(call, count)
+
+    def repeated(self, call: Call, count: int) -> Call:
+        """``count`` calls as one: a CUDA graph, whose replay costs the host nothing for each.
+
+        On a CPU, where there are no graphs, a loop.
+        """
+        if self.device == "cpu":
+            return lambda: [call() for _ in range(count)]
+        # Capture wants what is first done in a call, such as loading code, to be over, and wants
+        # it done on another stream than the legacy default one.
+        side = self.torch.cuda.Stream()
+        side.wait_stream(self.torch.cuda.current_stream())
+        with self.torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        self.torch.cuda.current_stream().wait_stream(side)
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):
+            for _ in range(count):
+                call()
+        replay: Call = graph.replay
+        return replay
 
     def gemm(self, size: int, dtype: str) -> Call | None:
         kind = getattr(self.torch, dtype)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import statistics
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 
 
 def source_hash(root: Path | str) -> str:
@@ -117,6 +121,58 @@ def sm_clock_under_load(load: Callable[[], None], warm_calls: int = 3) -> int | 
         load()
     value = query.communicate()[0].strip()
     return int(value) if value.isdigit() else None
+
+
+class ClockLog:
+    """Reads the SM clock and the power again and again while a ``with`` block runs."""
+
+    def __init__(self, every: float = 0.5) -> None:
+        self._every = every  # seconds
+        self._samples: list[tuple[float, float, float]] = []  # time, MHz, W
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+
+    def __enter__(self) -> ClockLog:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _read(self) -> None:
+        # One process a reading: in a pipe, nvidia-smi's own loop may keep its lines to itself.
+        while not self._over.is_set():
+            answer = _output(*_smi_command("clocks.sm,power.draw"))
+            if answer is None:
+                return
+            try:
+                mhz, watts = map(float, answer.split(","))
+                self._samples.append((time.monotonic(), mhz, watts))
+            except ValueError:  # "[N/A]"
+                pass
+            self._over.wait(self._every)
+
+    def since(self, start: float) -> dict[str, float] | None:
+        """What was read since a time of ``time.monotonic``; None where nothing was.
+
+        Median, lowest and highest clock in MHz, and the highest power in W.
+        """
+        samples = [sample for sample in self._samples if sample[0] >= start]
+        if not samples:
+            return None
+        clocks = [mhz for _, mhz, _ in samples]
+        return {
+            "sm_clock_mhz": statistics.median(clocks),
+            "sm_clock_mhz_low": min(clocks),
+            "sm_clock_mhz_high": max(clocks),
+            "watts_high": max(watts for _, _, watts in samples),
+        }
 
 
 def fp32_peak_tflops(compute_capability: int, multiprocessors: int, clock_mhz: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 import fastattn
 from fastattn import testing
-from fastattn.benchmark import _machine
+from fastattn.benchmark import _machine, _torch_ways
 from fastattn.benchmark._arrays import Arrays, Call, Expected, Problem, TorchArrays
 from fastattn.benchmark._meta import gpus
 
@@ -31,12 +31,17 @@ _FLOOR = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 @dataclass(frozen=True)
 class Implementation:
-    """Something that the benchmark times: a registered kernel, or one of torch's ways."""
+    """Something that the benchmark times: a registered kernel, "auto", or one of torch's ways."""
 
     selector: str  # what the command line calls it
     impl: str  # what the record calls it
     title: str
-    kernel: fastattn.KernelInfo | None = None  # None: torch's
+    kernel: fastattn.KernelInfo | None = None  # None: torch's, or "auto"
+
+    @property
+    def is_torch(self) -> bool:
+        """Whether torch computes it."""
+        return self.impl.startswith("torch_")
 
     def refusal(self, problem: Problem) -> str | None:
         """Why this kernel's own code doesn't take the problem; None: it does."""
@@ -58,43 +63,32 @@ class Implementation:
             return "takes no grouped heads"
         if problem.causal and not kernel.causal:
             return "has no causal mask"
+        if problem.window is not None and not kernel.window:
+            return "has no window"
         return None
 
     def call(self, arrays: Arrays, problem: Problem, q: Any, k: Any, v: Any, out: Any) -> Call:
         """One timed call. Kernels write ``out``; torch's ways return their result."""
-        if self.kernel is not None:
-            name = self.kernel.name
-            return lambda: fastattn.forward(q, k, v, kernel=name, causal=problem.causal, out=out)
-        assert isinstance(arrays, TorchArrays)
-        attention = _torch_naive if self.impl == "torch_naive" else _torch_sdpa
-        return attention(arrays.torch, problem, q, k, v)
-
-
-def _torch_naive(torch: Any, problem: Problem, q: Any, k: Any, v: Any) -> Call:
-    """Matrix product, softmax, matrix product, all in the call's dtype."""
-    scale = problem.head_dim**-0.5
-    hidden = None
-    if problem.causal:
-        ones = torch.ones((problem.len_q, problem.len_kv), dtype=torch.bool, device=q.device)
-        hidden = ones.triu(problem.len_kv - problem.len_q + 1)
-
-    def call() -> Any:
-        scores = (q @ k.transpose(-2, -1)) * scale
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
-        return torch.softmax(scores, -1) @ v
-
-    return call
-
-
-def _torch_sdpa(torch: Any, problem: Problem, q: Any, k: Any, v: Any) -> Call:
-    """``scaled_dot_product_attention`` with the backend that torch chooses."""
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    return lambda: sdpa(q, k, v, is_causal=problem.causal)
+        if self.is_torch:
+            assert isinstance(arrays, TorchArrays)
+            return _torch_ways.TORCH[self.impl](arrays, problem, q, k, v)
+        return lambda: fastattn.forward(
+            q,
+            k,
+            v,
+            kernel=self.impl,
+            causal=problem.causal,
+            window=problem.window,
+            scale=problem.scale,
+            out=out,
+        )
 
 
 BASELINE = Implementation("baseline", "torch_naive", "PyTorch: matmul, softmax, matmul")
 SDPA = Implementation("sdpa", "torch_sdpa", "PyTorch: scaled_dot_product_attention")
+FA2 = Implementation("fa2", "torch_fa2", "PyTorch: its FlashAttention-2 backend")
+CUDNN = Implementation("cudnn", "torch_cudnn", "PyTorch: its cuDNN backend")
+AUTO = Implementation("auto", "auto", "the kernel that auto takes")
 
 
 def implementations(device: str) -> list[Implementation]:
@@ -171,7 +165,7 @@ def measure(arrays: Arrays, calls: Sequence[Call], plan: Plan) -> list[Timing]:
     """
     if arrays.device == "cuda":
         return [_measure_alone(arrays, call, plan) for call in calls]
-    fits = [plan.fit(_estimate(arrays, call)) for call in calls]
+    fits = [plan.fit(estimate(arrays, call)) for call in calls]
     warmup, repetitions = min(f[0] for f in fits), min(f[1] for f in fits)
     times: list[list[float]] = [[] for _ in calls]
     for round_ in range(warmup + repetitions):
@@ -183,13 +177,13 @@ def measure(arrays: Arrays, calls: Sequence[Call], plan: Plan) -> list[Timing]:
 
 
 def _measure_alone(arrays: Arrays, call: Call, plan: Plan) -> Timing:
-    warmup, repetitions = plan.fit(_estimate(arrays, call))
+    warmup, repetitions = plan.fit(estimate(arrays, call))
     for _ in range(warmup):
         call()
     return Timing.of(arrays.time_calls(call, repetitions))
 
 
-def _estimate(arrays: Arrays, call: Call) -> float:
+def estimate(arrays: Arrays, call: Call) -> float:
     """Microseconds of one call; the first, which loads code, doesn't count."""
     call()
     arrays.synchronize()
@@ -219,7 +213,7 @@ class Result:
     @property
     def right(self) -> bool:
         """Whether a kernel's error is allowed; torch's rows get no verdict."""
-        return self.implementation.kernel is None or self.error <= self.allowed
+        return self.implementation.is_torch or self.error <= self.allowed
 
     def row(self, suite: str) -> dict[str, Any]:
         """The row of a record."""
@@ -238,7 +232,7 @@ class Result:
             "head_dim": p.head_dim,
             "head_dim_v": p.head_dim_v,
             "causal": p.causal,
-            "window": None,
+            "window": None if p.window is None else list(p.window),
             "us": round(self.timing.us, 3),
             "us_iqr": round(self.timing.us_iqr, 3),
             "us_best": round(self.timing.us_best, 3),
@@ -280,7 +274,7 @@ def run(
             continue
         try:
             out = None
-            if implementation.kernel is not None:
+            if not implementation.is_torch:
                 out = arrays.poisoned(problem.out_shape, problem.dtype)
             call = implementation.call(arrays, problem, q, k, v, out)
             returned = call()

@@ -44,6 +44,7 @@ _TITLES = {
     "warp_barriers": "barriers of a warp",
     "shuffles": "shuffles of a warp",
     "votes": "votes of a warp",
+    "mmas": "tensor-core products of a warp",
     "atomics": "atomics",
 }
 # Away from the line above them in a table.

@@ -138,6 +138,7 @@ extern const Kernel v0_naive;
 const Kernel v0_naive = {
     .name = "v0",
     .title = "naive: scores, softmax and output as three kernels over [B, H, M, N]",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_max = 256, .grouped_heads = true, .min_compute_capability = 75},
     .redirect = "",

@@ -205,6 +205,7 @@ extern const Kernel v1_flash1;
 const Kernel v1_flash1 = {
     .name = "v1",
     .title = "FlashAttention-1: fused tiles, K/V outside, queries inside, one block a head",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_max = 128,
                      .lengths_differ = true,

@@ -182,6 +182,7 @@ extern const Kernel v2_query_tiles;
 const Kernel v2_query_tiles = {
     .name = "v2",
     .title = "FlashAttention-2, simplified: a block a query tile, state in shared memory",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_max = 128,
                      .lengths_differ = true,

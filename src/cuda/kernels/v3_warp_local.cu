@@ -188,6 +188,7 @@ extern const Kernel v3_warp_local;
 const Kernel v3_warp_local = {
     .name = "v3",
     .title = "warp-local FlashAttention-2: softmax state and output in registers",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_min = kHeadDim,
                      .head_dim_max = kHeadDim,

@@ -223,6 +223,7 @@ extern const Kernel v4_vectorized;
 const Kernel v4_vectorized = {
     .name = "v4",
     .title = "V3 with 16-byte copies, padded K rows and 32-bit indices",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_min = kHeadDim,
                      .head_dim_max = kHeadDim,

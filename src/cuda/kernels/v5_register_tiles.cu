@@ -283,6 +283,7 @@ extern const Kernel v5_register_tiles;
 const Kernel v5_register_tiles = {
     .name = "v5",
     .title = "register tiles of 8 x 8 in both products, asynchronous copies, masks, any head dim",
+    .arithmetic = "float32 multiply-adds",
     .backend = Backend::kCuda,
     .capabilities = {.head_dim_max = 256,
                      .head_dim_v_differs = true,
@@ -291,7 +292,6 @@ const Kernel v5_register_tiles = {
                      .causal = true,
                      .window = true,
                      .min_compute_capability = 75},
-    .redirect = "",
     .plan = plan,
     .run = run,
 };

@@ -7,11 +7,11 @@
 
 namespace fastattn::cuda::ptx {
 
-// Copies kBytes (4 or 16, both addresses aligned to them), of which the first `valid` are read and
-// the rest become 0.
+// Copies kBytes (4, 8 or 16, both addresses aligned to them), of which the first `valid` are read and
+// the rest become 0. On a GPU older than sm_80 `valid` is a multiple of 4.
 template <int kBytes>
-__device__ __forceinline__ void cp_async(float* shared, const float* global, int valid) {
-  static_assert(kBytes == 4 || kBytes == 16);
+__device__ __forceinline__ void cp_async(void* shared, const void* global, int valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
 #if __CUDA_ARCH__ >= 800
   const auto address = static_cast<unsigned>(__cvta_generic_to_shared(shared));
   if constexpr (kBytes == 16) {
@@ -19,13 +19,15 @@ __device__ __forceinline__ void cp_async(float* shared, const float* global, int
                  "r"(valid)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(address), "l"(global),
-                 "r"(valid)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(global),
+                 "n"(kBytes), "r"(valid)
                  : "memory");
   }
 #else
+  auto* target = static_cast<float*>(shared);
+  const auto* source = static_cast<const float*>(global);
 #pragma unroll
-  for (int i = 0; i < kBytes / 4; ++i) shared[i] = 4 * i < valid ? global[i] : 0.0F;
+  for (int i = 0; i < kBytes / 4; ++i) target[i] = 4 * i < valid ? source[i] : 0.0F;
 #endif
 }
 

@@ -6,9 +6,11 @@
 // same source is the checked build (instrumentation.cpp).
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <tuple>
 #include <type_traits>
 
@@ -78,12 +80,19 @@ inline constexpr BuiltIn<block_index> blockIdx = {};
 inline constexpr BuiltIn<block_dim> blockDim = {};
 inline constexpr BuiltIn<grid_dim> gridDim = {};
 
-void sync_threads();
+int sync_threads(bool vote = false);  // returns how many threads voted for it
 void sync_warp(unsigned mask);
 std::uint64_t shuffle(unsigned mask, std::uint64_t value, int source_lane);
 unsigned ballot(unsigned mask, bool vote);
 int lane_index();
 void count_exponential();
+// Instructions of tensor cores: see ldmatrix.cuh and mma.cuh. d = a b + d.
+void load_matrices(unsigned* registers, const void* row, bool transposed);
+void multiply_f16(float* d, const unsigned* a, unsigned b0, unsigned b1);
+void multiply_bf16(float* d, const unsigned* a, unsigned b0, unsigned b1);
+unsigned to_f16(float x);  // bits, rounded to nearest, ties to even
+unsigned to_bf16(float x);
+float from_f16(unsigned bits);
 // Copies to shared memory that are made when the thread waits for them: see cp_async.cuh.
 void copy_later(void* shared, const void* global, int bytes, int valid);
 void commit_copies();
@@ -92,6 +101,9 @@ void atomic_read(const void* address, std::size_t bytes, void* value);
 bool atomic_replace(void* address, std::size_t bytes, void* expected, const void* wanted);
 
 FASTATTN_INTRINSIC void __syncthreads() { sync_threads(); }
+FASTATTN_INTRINSIC int __syncthreads_count(int vote) { return sync_threads(vote != 0); }
+FASTATTN_INTRINSIC int __syncthreads_or(int vote) { return sync_threads(vote != 0) != 0; }
+FASTATTN_INTRINSIC int __syncthreads_and(int vote) { return sync_threads(vote == 0) == 0; }
 FASTATTN_INTRINSIC void __syncwarp(unsigned mask = 0xffffffffU) { sync_warp(mask); }
 
 // --- warp shuffles and votes ---------------------------------------------------------------------
@@ -165,7 +177,12 @@ FASTATTN_INTRINSIC float __logf(float x) { return std::log(x); }
 FASTATTN_INTRINSIC float log2f(float x) { return std::log2(x); }
 FASTATTN_INTRINSIC float sqrtf(float x) { return std::sqrt(x); }
 FASTATTN_INTRINSIC float rsqrtf(float x) { return 1.0F / std::sqrt(x); }
+FASTATTN_INTRINSIC float ldexpf(float x, int exponent) { return std::ldexp(x, exponent); }
+FASTATTN_INTRINSIC int ilogbf(float x) { return std::ilogb(x); }
 FASTATTN_INTRINSIC bool signbit(float x) { return std::signbit(x); }
+FASTATTN_INTRINSIC bool isfinite(float x) { return std::isfinite(x); }
+FASTATTN_INTRINSIC bool isinf(float x) { return std::isinf(x); }
+FASTATTN_INTRINSIC bool isnan(float x) { return std::isnan(x); }
 FASTATTN_INTRINSIC float fabsf(float x) { return std::fabs(x); }
 FASTATTN_INTRINSIC float fmaxf(float a, float b) { return std::fmax(a, b); }
 FASTATTN_INTRINSIC float fminf(float a, float b) { return std::fmin(a, b); }
@@ -175,6 +192,15 @@ FASTATTN_INTRINSIC float __fmul_rn(float a, float b) { return a * b; }
 FASTATTN_INTRINSIC float __fadd_rn(float a, float b) { return a + b; }
 FASTATTN_INTRINSIC float __frcp_rn(float a) { return 1.0F / a; }
 FASTATTN_INTRINSIC float __fdividef(float a, float b) { return a / b; }
+
+FASTATTN_INTRINSIC int __float_as_int(float x) { return std::bit_cast<int>(x); }
+FASTATTN_INTRINSIC unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+FASTATTN_INTRINSIC float __int_as_float(int x) { return std::bit_cast<float>(x); }
+FASTATTN_INTRINSIC float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+FASTATTN_INTRINSIC int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
+FASTATTN_INTRINSIC int __popc(unsigned x) { return std::popcount(x); }
+FASTATTN_INTRINSIC int __ffs(int x) { return __builtin_ffs(x); }
+[[noreturn]] inline void __trap() { std::abort(); }
 
 template <class T>
 FASTATTN_INTRINSIC T __ldg(const T* address) {

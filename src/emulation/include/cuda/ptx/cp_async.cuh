@@ -7,8 +7,8 @@
 namespace fastattn::cuda::ptx {
 
 template <int kBytes>
-FASTATTN_INTRINSIC void cp_async(float* shared, const float* global, int valid) {
-  static_assert(kBytes == 4 || kBytes == 16);
+FASTATTN_INTRINSIC void cp_async(void* shared, const void* global, int valid) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
   emulation::copy_later(shared, global, kBytes, valid);
 }
 
