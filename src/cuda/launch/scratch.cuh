@@ -28,6 +28,7 @@ class Scratch {
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
 
+  [[nodiscard]] void* data() const { return data_; }
   [[nodiscard]] float* floats() const { return static_cast<float*>(data_); }
 
  private:

@@ -61,12 +61,10 @@ __device__ __forceinline__ bool any_not_finite(unsigned pair) {
   return (((pair & kMask) + kOne) & 0x80008000U) != 0;
 }
 
-// Both times the sign of `factor`: -1 or 0 (which leaves a NaN one, and makes one of inf).
 template <DType kType>
-__device__ __forceinline__ unsigned times_sign(unsigned pair, float factor) {
+__device__ __forceinline__ unsigned times(unsigned pair, float factor) {
   const float2 x = Number16<kType>::unpack(pair);
-  const float sign = factor < 0.0F ? -1.0F : 0.0F;
-  return Number16<kType>::pack(x.x * sign, x.y * sign);
+  return Number16<kType>::pack(x.x * factor, x.y * factor);
 }
 
 // A tile in shared memory, [rows, kColumns] of 16 bits. Chunk c (16 bytes) of row r lies at place
@@ -158,13 +156,13 @@ __device__ __forceinline__ bool own_chunks_not_finite(const char* sTile) {
   return found;
 }
 
-// Multiplies what this thread has copied to a tile by the sign of `factor`.
+// Multiplies what this thread has copied to a tile by `factor`.
 template <DType kType, class Copy>
-__device__ __forceinline__ void times_sign_own_chunks(char* sTile, float factor) {
+__device__ __forceinline__ void times_own_chunks(char* sTile, float factor) {
   Copy::for_own_chunks([&](int offset) {
     uint4& u = *reinterpret_cast<uint4*>(sTile + offset);
-    u = make_uint4(times_sign<kType>(u.x, factor), times_sign<kType>(u.y, factor),
-                   times_sign<kType>(u.z, factor), times_sign<kType>(u.w, factor));
+    u = make_uint4(times<kType>(u.x, factor), times<kType>(u.y, factor),
+                   times<kType>(u.z, factor), times<kType>(u.w, factor));
   });
 }
 

@@ -5,7 +5,10 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/kernels/v6_tensor_cores/instances.cuh"
+#include "cuda/kernels/v6_tensor_cores/pack.cuh"
 #include "cuda/launch/launch.cuh"
+#include "cuda/launch/scratch.cuh"
 #include "cuda/launch/shared.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ex2.cuh"
@@ -14,30 +17,19 @@
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/number16.cuh"
 #include "cuda/tile/schedule.cuh"
+#include "cuda/tile/softmax.cuh"
 #include "fastattn/fastattn.h"
 
-namespace fastattn::cuda::v6 {
+namespace fastattn::cuda::v6::half {
 
-constexpr float kLn2 = 0.69314718056F;
-constexpr double kLog2E = 1.4426950408889634;
-
-// A row's exponents are taken relative to a score of its own, its reference, which follows the
-// largest one only once that is this much ahead: weights stay below 2^8, and O is seldom rescaled.
-constexpr float kSlack = 8.0F;
+// Weights stay below 2^8: float16 holds them, and O is seldom rescaled.
+constexpr float kWeightStart = 0.0F;
+constexpr float kWeightEnd = 8.0F;
 
 // kRowTiles: of 16 rows, a warp's. With two of them each fragment of K and V that a warp reads from
 // shared memory serves two multiplications.
 template <int kHeadDim>
-struct HalfShape;
-#ifndef PF
-#define PF 1
-#endif
-#ifndef AHEAD
-#define AHEAD 2
-#endif
-#ifndef OPAQUE
-#define OPAQUE 1
-#endif
+struct Shape;
 #ifndef SH64
 #define SH64 kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2; static constexpr bool kQInRegisters = true
 #endif
@@ -45,43 +37,43 @@ struct HalfShape;
 #define SH128 kWarps = 4, kRowTiles = 2, kBlockKV = 32, kStages = 3, kBlocksPerSM = 2; static constexpr bool kQInRegisters = false
 #endif
 #ifndef SH256
-#define SH256 kWarps = 8, kRowTiles = 1, kBlockKV = 64, kStages = 2, kBlocksPerSM = 1; static constexpr bool kQInRegisters = false
+#define SH256 kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 2; static constexpr bool kQInRegisters = false
 #endif
 template <>
-struct HalfShape<64> {
+struct Shape<64> {
   static constexpr int SH64;
 };
 template <>
-struct HalfShape<128> {
+struct Shape<128> {
   static constexpr int SH128;
 };
 template <>
-struct HalfShape<256> {
+struct Shape<256> {
   static constexpr int SH256;
 };
 
 template <DType kType_, int kHeadDim_>
-struct HalfTraits : HalfShape<kHeadDim_> {
-  using Shape = HalfShape<kHeadDim_>;
+struct Traits : Shape<kHeadDim_> {
+  using S = Shape<kHeadDim_>;
   static constexpr DType kType = kType_;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kThreads = Shape::kWarps * 32;
-  static constexpr int kWarpRows = Shape::kRowTiles * 16;
-  static constexpr int kBlockQ = Shape::kWarps * kWarpRows;
+  static constexpr int kThreads = S::kWarps * 32;
+  static constexpr int kWarpRows = S::kRowTiles * 16;
+  static constexpr int kBlockQ = S::kWarps * kWarpRows;
   static constexpr int kQBytes = kBlockQ * kHeadDim * 2;
-  static constexpr int kKVBytes = Shape::kBlockKV * kHeadDim * 2;
-  static constexpr std::size_t kSharedBytes = kQBytes + 2 * Shape::kStages * kKVBytes;
+  static constexpr int kKVBytes = S::kBlockKV * kHeadDim * 2;
+  static constexpr std::size_t kSharedBytes = kQBytes + 2 * S::kStages * kKVBytes;
 };
 
 // What the host works out for a call.
-struct HalfCall {
+struct Call {
   ForwardParams p;
   int heads_together;  // see query_tile()
 };
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
-    half_kernel(const __grid_constant__ HalfCall call) {
+    attention_kernel(const __grid_constant__ Call call) {
   using Number = Number16<T::kType>;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kHeadDim = T::kHeadDim, kBlockQ = T::kBlockQ, kBlockKV = T::kBlockKV;
@@ -129,12 +121,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int g = lane / 4, t = lane % 4;
   const auto row_of = [&](int r) { return tile.first_row + warp_row + 8 * r + g; };
 
-  // The scale's sign, or its being 0, goes into Q.
-  const float scale_log2 =
-      p.scale == 0.0F ? 1.0F : static_cast<float>(fabs(static_cast<double>(p.scale)) * kLog2E);
+  const float scale_log2 = scale_log2_of(p.scale);
   if (p.scale <= 0.0F) {
     ptx::cp_async_wait_group<0>();
-    times_sign_own_chunks<T::kType, QCopy>(sQ, p.scale);
+    times_own_chunks<T::kType, QCopy>(sQ, sign_of_scale(p.scale));
   }
 
   float reference[kRows] = {};  // in scaled scores
@@ -168,40 +158,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
     return largest;
   };
-  // Moves the references of rows that a score is too far ahead of, or that have none yet.
-  const auto move_references = [&](float(&rS)[kRowTiles][kKeyTiles][4], float largest) {
-    if (!__any_sync(0xffffffffU, largest > kSlack || !all_have_reference)) return;
-    bool has_all = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float ahead = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        ahead = fmaxf(ahead, fmaxf(rS[r / 2][n][2 * (r % 2)], rS[r / 2][n][2 * (r % 2) + 1]));
-      }
-      ahead = max_of_lanes<4>(ahead);
-      const bool has_reference = sum_of_lanes<4>(row_sum[r]) != 0.0F;
-      if (has_reference ? ahead <= kSlack : ahead == -INFINITY) {
-        has_all = has_all && has_reference;
-        continue;
-      }
-      const float rescale = has_reference ? ptx::ex2_approx_ftz(-ahead) : 0.0F;
-      reference[r] += ahead;
-      row_sum[r] *= rescale;
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
-        rO[r / 2][n][2 * (r % 2)] *= rescale;
-        rO[r / 2][n][2 * (r % 2) + 1] *= rescale;
-      }
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        rS[r / 2][n][2 * (r % 2)] -= ahead;
-        rS[r / 2][n][2 * (r % 2) + 1] -= ahead;
-      }
-    }
-    all_have_reference = has_all;
-  };
-
   // Fragments are read from shared memory one step ahead of their use.
   constexpr int kSteps = kHeadDim / 16;
   unsigned rQ[T::kQInRegisters ? kSteps : 2][kRowTiles][4];
@@ -212,9 +168,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const char* sVTile = sV + stage * T::kKVBytes;
     int q_at = q_offset, k_at = T::kQBytes + stage * T::kKVBytes + k_offset;
     int v_at = T::kQBytes + (kStages + stage) * T::kKVBytes + v_offset;
-#if OPAQUE
     asm volatile("" : "+r"(q_at), "+r"(k_at), "+r"(v_at));
-#endif
     bool v_is_wild = false;
     if (visit == 0) {
       ptx::cp_async_wait_group<kStages - 1>();
@@ -276,10 +230,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         ptx::ldmatrix_x4(rK[kk % 2][n / 2], sQ + (k_at ^ (32 * kk)) + n * 8 * Tile::kRowBytes);
       }
     };
-    if (PF) read_qk(0);
+    read_qk(0);
 #pragma unroll
     for (int kk = 0; kk < kSteps; ++kk) {
-      if (PF) { if (kk + 1 < kSteps) read_qk(kk + 1); } else read_qk(kk);
+      if (kk + 1 < kSteps) read_qk(kk + 1);
       const auto& a = rQ[T::kQInRegisters ? kk : kk % 2];
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
@@ -301,7 +255,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     for (int unit = 0; unit < kKeyTiles * kRowTiles; ++unit) {
       largest = scale_scores(rS, unit, largest);
     }
-    move_references(rS, largest);
+    if (__any_sync(0xffffffffU, largest > kWeightEnd || !all_have_reference)) {
+      all_have_reference =
+          move_references(rS, rO, reference, row_sum, kWeightStart, kWeightEnd);
+    }
     v_arrives();
 
     // P = exp(S), and O += P V.
@@ -320,7 +277,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     };
     constexpr int kColumnPairs = kColumnTiles / 2, kPvSteps = kBlockKV / 16 * kColumnPairs;
-    constexpr int kAhead = AHEAD;
+    constexpr int kAhead = 2;
     unsigned rV[kAhead + 1][4];
     const auto read_v = [&](int i) {
       ptx::ldmatrix_x4_trans(rV[i % (kAhead + 1)], sQ + (v_at ^ (i % kColumnPairs * 32)) +
@@ -410,4 +367,38 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   write_rows16<T::kWarpRows, kHeadDim>(sQ, warp_row, p, tile, lane);
 }
 
-}  // namespace fastattn::cuda::v6
+template <DType kType, int kHeadDim>
+LaunchPlan Instance<kType, kHeadDim>::plan(const ForwardParams& p) {
+  using T = Traits<kType, kHeadDim>;
+  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
+          .threads = T::kThreads,
+          .dynamic_shared_bytes = T::kSharedBytes,
+          .workspace_bytes =
+              packed_bytes(p.q, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim) +
+              packed_bytes(p.k, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim) +
+              packed_bytes(p.v, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v)};
+}
+
+template <DType kType, int kHeadDim>
+void Instance<kType, kHeadDim>::run(const ForwardParams& p, void* stream) {
+  const LaunchPlan launch_plan = plan(p);
+  Call call{.p = p, .heads_together = heads_together(p, 2)};
+  const auto enqueue = [&] {
+    launch<attention_kernel<Traits<kType, kHeadDim>>>(launch_plan, stream, call);
+  };
+  if (launch_plan.workspace_bytes == 0) {
+    enqueue();
+    return;
+  }
+  const Scratch scratch(launch_plan.workspace_bytes, stream, "aligned copies of q, k and v");
+  char* memory = static_cast<char*>(scratch.data());
+  ForwardParams& a = call.p;
+  memory = pack(a.q, a.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim, memory, stream);
+  memory = pack(a.k, a.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim, memory, stream);
+  pack(a.v, a.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v, memory, stream);
+  enqueue();
+}
+
+#define FASTATTN_INSTANTIATE_half(...) template struct v6::half::Instance<__VA_ARGS__>;
+
+}  // namespace fastattn::cuda::v6::half

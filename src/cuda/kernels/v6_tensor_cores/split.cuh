@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/kernels/v6_tensor_cores/instances.cuh"
 #include "cuda/launch/launch.cuh"
+#include "cuda/launch/scratch.cuh"
 #include "cuda/launch/shared.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ex2.cuh"
@@ -20,9 +22,10 @@
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/number16.cuh"
 #include "cuda/tile/schedule.cuh"
+#include "cuda/tile/softmax.cuh"
 #include "fastattn/fastattn.h"
 
-namespace fastattn::cuda::v6 {
+namespace fastattn::cuda::v6::split {
 
 #ifndef SP64
 #define SP64 kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2, kQInRegisters = 1, kKeepK = 1
@@ -34,17 +37,17 @@ namespace fastattn::cuda::v6 {
 #define SP256 kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 1, kQInRegisters = 0, kKeepK = 0
 #endif
 template <int kHeadDim>
-struct SplitShape;
+struct Shape;
 template <>
-struct SplitShape<64> {
+struct Shape<64> {
   static constexpr int SP64;
 };
 template <>
-struct SplitShape<128> {
+struct Shape<128> {
   static constexpr int SP128;
 };
 template <>
-struct SplitShape<256> {
+struct Shape<256> {
   static constexpr int SP256;
 };
 
@@ -63,42 +66,39 @@ struct SplitKV {
   int tiles;  // of a head
 };
 
-struct SplitCall {
+struct Call {
   ForwardParams p;
   SplitKV kv;
   int heads_together;
 };
 
 template <int kHeadDim_>
-struct SplitTraits : SplitShape<kHeadDim_> {
-  using Shape = SplitShape<kHeadDim_>;
+struct Traits : Shape<kHeadDim_> {
+  using S = Shape<kHeadDim_>;
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kThreads = Shape::kWarps * 32;
-  static constexpr int kWarpRows = Shape::kRowTiles * 16;
-  static constexpr int kBlockQ = Shape::kWarps * kWarpRows;
-  static constexpr int kPartBytes = Shape::kBlockKV * kHeadDim * 2;
+  static constexpr int kThreads = S::kWarps * 32;
+  static constexpr int kWarpRows = S::kRowTiles * 16;
+  static constexpr int kBlockQ = S::kWarps * kWarpRows;
+  static constexpr int kPartBytes = S::kBlockKV * kHeadDim * 2;
   static constexpr int kTileBytes = 4 * kPartBytes;
-  static constexpr int kStageBytes = kTileBytes + static_cast<int>(sizeof(TileHead));
-  static constexpr int kQBytes = Shape::kQInRegisters ? 0 : 2 * kBlockQ * kHeadDim * 2;
-  static constexpr std::size_t kSharedBytes = kQBytes + Shape::kStages * kStageBytes;
+  static constexpr int kQBytes = S::kQInRegisters ? 0 : 2 * kBlockQ * kHeadDim * 2;
+  static constexpr std::size_t kSharedBytes = 
+      kQBytes + S::kStages * (kTileBytes + static_cast<int>(sizeof(TileHead)));
 
   static SplitKV layout(const ForwardParams& p, void* memory) {
-    const std::int64_t tiles = ceil_div(p.len_kv, Shape::kBlockKV);
+    const std::int64_t tiles = ceil_div(p.len_kv, S::kBlockKV);
     const std::int64_t all = tiles * p.batch * p.heads_kv;
     char* bytes = static_cast<char*>(memory);
     return {.parts = reinterpret_cast<std::uint16_t*>(bytes),
             .factors = reinterpret_cast<float*>(bytes + all * kTileBytes),
-            .heads = reinterpret_cast<TileHead*>(bytes + all * (kTileBytes + 2 * Shape::kBlockKV * 4)),
+            .heads = reinterpret_cast<TileHead*>(bytes + all * (kTileBytes + 2 * S::kBlockKV * 4)),
             .tiles = static_cast<int>(tiles)};
   }
   static std::size_t scratch_bytes(const ForwardParams& p) {
-    return static_cast<std::size_t>(ceil_div(p.len_kv, Shape::kBlockKV) * p.batch * p.heads_kv *
-                                    (kTileBytes + 2 * Shape::kBlockKV * 4 + static_cast<std::int64_t>(sizeof(TileHead))));
+    return static_cast<std::size_t>(ceil_div(p.len_kv, S::kBlockKV) * p.batch * p.heads_kv *
+                                    (kTileBytes + 2 * S::kBlockKV * 4 + static_cast<std::int64_t>(sizeof(TileHead))));
   }
 };
-
-constexpr float kLn2 = 0.69314718056F;
-constexpr double kLog2E = 1.4426950408889634;
 
 // Weights are at most 2^15, which float16 holds, and a row's largest one so far was 2^7 or more.
 constexpr float kWeightStart = 7.0F;
@@ -146,7 +146,7 @@ constexpr int kSplitThreads = 256;
 // One block splits one tile of K (blockIdx.y = 0) or of V.
 template <class T>
 __global__ void __launch_bounds__(kSplitThreads)
-    split_kernel(const __grid_constant__ SplitCall call) {
+    split_kernel(const __grid_constant__ Call call) {
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kBlockKV = T::kBlockKV, kRowStep = kSplitThreads / Tile::kChunks;
   constexpr int kPasses = kBlockKV / kRowStep > 0 ? kBlockKV / kRowStep : 1;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kSplitThreads)
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
-    split_attention_kernel(const __grid_constant__ SplitCall call) {
+    attention_kernel(const __grid_constant__ Call call) {
   using Number = Number16<DType::kFloat16>;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kHeadDim = T::kHeadDim, kBlockKV = T::kBlockKV, kThreads = T::kThreads;
@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   constexpr int kPvSteps = kBlockKV / 16, kRows = 2 * kRowTiles;
 
   char* sQ = dynamic_shared<char>();  // [2][kBlockQ, kHeadDim], where Q is not kept in registers
-  char* sKV = sQ + T::kQBytes;        // [kStages][4][kBlockKV, kHeadDim], each with a TileHead
+  char* sKV = sQ + T::kQBytes;        // [kStages][4][kBlockKV, kHeadDim]
+  TileHead* sHeads = reinterpret_cast<TileHead*>(sKV + kStages * T::kTileBytes);  // [kStages]
 
   const ForwardParams& p = call.p;
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -258,13 +259,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (visit < tiles.count()) {
       const std::int64_t index = first_tile + tiles.at(visit);
       const char* source = reinterpret_cast<const char*>(call.kv.parts) + index * T::kTileBytes + 16 * threadIdx.x;
-      char* target = sKV + stage * T::kStageBytes + 16 * threadIdx.x;
+      char* target = sKV + stage * T::kTileBytes + 16 * threadIdx.x;
 #pragma unroll
       for (int i = 0; i < T::kTileBytes / 16 / kThreads; ++i) {
         ptx::cp_async<16>(target + i * 16 * kThreads, source + i * 16 * kThreads, 16);
       }
       if (threadIdx.x == 0) {
-        ptx::cp_async<16>(sKV + stage * T::kStageBytes + T::kTileBytes, call.kv.heads + index, 16);
+        ptx::cp_async<16>(sHeads + stage, call.kv.heads + index, 16);
       }
     }
     ptx::cp_async_commit_group();
@@ -272,8 +273,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   for (int i = 0; i < kStages - 1; ++i) start_tile(i, i);
 
   // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
-  const float sign = p.scale > 0.0F ? 1.0F : (p.scale < 0.0F ? -1.0F : 0.0F);
-  const float scale_log2 = p.scale == 0.0F ? 1.0F : static_cast<float>(fabs(static_cast<double>(p.scale)) * kLog2E);
+  const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
   const HeadView gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   const auto load_q = [&](int row, int column) {
     return row < p.len_q && column < p.head_dim ? gQ.data[row * gQ.row_stride + column] * sign : 0.0F;
@@ -317,40 +317,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   float row_sum[kRows] = {};
   bool all_have_reference = false;
   float rO[kRowTiles][kColumnTiles][4] = {};
-
-  const auto move_references = [&](float(&rS)[kRowTiles][kKeyTiles][4], float largest) {
-    if (!__any_sync(0xffffffffU, largest > kWeightEnd || !all_have_reference)) return;
-    bool has_all = true;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float ahead = -INFINITY;
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        ahead = fmaxf(ahead, fmaxf(rS[r / 2][n][2 * (r % 2)], rS[r / 2][n][2 * (r % 2) + 1]));
-      }
-      ahead = max_of_lanes<4>(ahead);
-      const bool has_reference = sum_of_lanes<4>(row_sum[r]) != 0.0F;
-      if (has_reference ? ahead <= kWeightEnd : ahead == -INFINITY) {
-        has_all = has_all && has_reference;
-        continue;
-      }
-      ahead -= kWeightStart;
-      const float rescale = has_reference ? ptx::ex2_approx_ftz(-ahead) : 0.0F;
-      reference[r] += ahead;
-      row_sum[r] *= rescale;
-#pragma unroll
-      for (int n = 0; n < kColumnTiles; ++n) {
-        rO[r / 2][n][2 * (r % 2)] *= rescale;
-        rO[r / 2][n][2 * (r % 2) + 1] *= rescale;
-      }
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        rS[r / 2][n][2 * (r % 2)] -= ahead;
-        rS[r / 2][n][2 * (r % 2) + 1] -= ahead;
-      }
-    }
-    all_have_reference = has_all;
-  };
 
   // kCareful: the mask cuts through the tile, or it or Q holds numbers that need care.
   const auto step = [&](int kv_tile, int tile_at, const TileHead& head, auto is_careful) {
@@ -443,7 +409,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
-    move_references(rS, largest);
+    if (__any_sync(0xffffffffU, largest > kWeightEnd || !all_have_reference)) {
+      all_have_reference =
+          move_references(rS, rO, reference, row_sum, kWeightStart, kWeightEnd);
+    }
 
     // Weights. In a careful step V's factors go into them, and each row has a scale of its own.
     float v_factor[kRows];
@@ -552,8 +521,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
     start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    const int tile_at = T::kQBytes + stage * T::kStageBytes;
-    const TileHead head = *reinterpret_cast<const TileHead*>(sQ + tile_at + T::kTileBytes);
+    const int tile_at = T::kQBytes + stage * T::kTileBytes;
+    const TileHead head = sHeads[stage];
     stage = stage + 1 == kStages ? 0 : stage + 1;
     const int kv_tile = tiles.at(visit);
     if (visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0) {
@@ -591,4 +560,30 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   }
 }
 
-}  // namespace fastattn::cuda::v6
+template <int kHeadDim>
+LaunchPlan Instance<kHeadDim>::plan(const ForwardParams& p) {
+  using T = Traits<kHeadDim>;
+  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
+          .threads = T::kThreads,
+          .dynamic_shared_bytes = T::kSharedBytes,
+          .workspace_bytes = T::scratch_bytes(p)};
+}
+
+template <int kHeadDim>
+void Instance<kHeadDim>::run(const ForwardParams& p, void* stream) {
+  using T = Traits<kHeadDim>;
+  const LaunchPlan launch_plan = plan(p);
+  const Scratch scratch(std::max<std::size_t>(launch_plan.workspace_bytes, 16), stream, "the parts of k and v");
+  const Call call{.p = p,
+                  .kv = T::layout(p, scratch.data()),
+                  .heads_together = heads_together(p, 8)};
+  const std::int64_t split_blocks = 2LL * call.kv.tiles * p.batch * p.heads_kv;
+  if (split_blocks > 0) {
+    launch<split_kernel<T>>({.blocks = split_blocks, .threads = kSplitThreads}, stream, call);
+  }
+  launch<attention_kernel<T>>(launch_plan, stream, call);
+}
+
+#define FASTATTN_INSTANTIATE_split(...) template struct v6::split::Instance<__VA_ARGS__>;
+
+}  // namespace fastattn::cuda::v6::split
