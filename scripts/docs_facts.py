@@ -334,9 +334,9 @@ def benchmark_row(impl: str, length: int = PRIMARY.length) -> dict[str, Any]:
     raise MissingRecordError(f"no benchmark row of {impl} at N={length}")
 
 
-def profile_row(impl: str) -> dict[str, Any]:
+def profile_row(impl: str, dtype: str = "float32") -> dict[str, Any]:
     """The profiler's row of a rung."""
     for row in profile_record()["rows"]:
-        if row["impl"] == impl:
+        if (row["impl"], row["dtype"]) == (impl, dtype):
             return dict(row)
-    raise MissingRecordError(f"no profile row of {impl}")
+    raise MissingRecordError(f"no profile row of {impl} in {dtype}")

@@ -21,7 +21,7 @@ import fastattn
 import helpers
 from fastattn import emulation, testing
 from fastattn.explain import RUNGS, Shape
-from fastattn.explain._formulas import acting
+from fastattn.explain._formulas import acting, dtypes
 from helpers import Case
 
 pytestmark = pytest.mark.skipif(
@@ -34,8 +34,17 @@ KERNELS = ROOT / "src" / "cuda" / "kernels"
 NUMPY = helpers.NumPy()
 
 
-def case(m: int, n: int, d: int = 64, *, b: int = 1, h: int = 1, kv: int | None = None) -> Case:
-    return Case(b, h, h if kv is None else kv, m, n, d, d)
+def case(
+    m: int,
+    n: int,
+    d: int = 64,
+    *,
+    b: int = 1,
+    h: int = 1,
+    kv: int | None = None,
+    dtype: str = "float32",
+) -> Case:
+    return Case(b, h, h if kv is None else kv, m, n, d, d, dtype)
 
 
 # The textbook shape of whole tiles first: there every formula holds.
@@ -50,6 +59,13 @@ WIDE += [case(1, 100), case(100, 1), case(9, 9, b=2, h=4, kv=2)]
 REGISTER_TILES = [*WIDE, case(128, 128), case(1, 1, 40), case(17, 63, 24), case(130, 65, 4, h=2)]
 CASES = {"v0": SQUARE, "v1": SQUARE + OTHER, "v2": SQUARE + OTHER, "v3": WIDE, "v4": WIDE}
 CASES["v5"] = REGISTER_TILES
+# V6 has its formulas for tiles that the end of the keys does not cut through.
+TENSOR_CORES = [case(64, 64), case(1, 64, 40), case(130, 128, 16, h=2), case(128, 192, b=2)]
+TENSOR_CORES += [case(70, 64, 128), case(129, 96, 72), case(64, 64, 256), case(9, 32, 200, h=2)]
+HALF = [dataclasses.replace(problem, dtype="float16") for problem in TENSOR_CORES]
+if "bfloat16" in NUMPY.dtypes:
+    HALF.append(case(64, 64, dtype="bfloat16"))
+CASES["v6"] = TENSOR_CORES + HALF
 
 PROBLEMS = [
     pytest.param(kernel, problem, id=f"{kernel}-{problem}")
@@ -58,13 +74,19 @@ PROBLEMS = [
 ]
 
 
+def inputs(problem: Case) -> list[Any]:
+    """NumPy arrays of the problem's dtype."""
+    return [NUMPY.array(x, problem.dtype) for x in helpers.inputs(problem)]
+
+
 @functools.cache
 def checked(kernel: str, problem: Case, seed: int = 0) -> emulation.Report:
-    return emulation.run(*helpers.inputs(problem), kernel=kernel, seed=seed, **problem.options)
+    return emulation.run(*inputs(problem), kernel=kernel, seed=seed, **problem.options)
 
 
 def shape_of(problem: Case) -> Shape:
-    return Shape(problem.batch, problem.heads_q, problem.len_q, problem.len_kv, problem.head_dim)
+    p = problem
+    return Shape(p.batch, p.heads_q, p.len_q, p.len_kv, p.head_dim, p.dtype)
 
 
 @pytest.mark.parametrize(("kernel", "problem"), PROBLEMS)
@@ -167,6 +189,34 @@ def test_tiles_in_registers_use_a_value_eight_times() -> None:
     assert v5.global_read_bytes == 128 * 64 * 4 * (1 + 2)
 
 
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_table_of_v6_s_tiles_is_the_source_s(head_dim: int, dtype: str) -> None:
+    """Rows and warps by the launches; keys and head dim of a tile are in the counts above."""
+    tiles = acting("v6", Shape(1, 1, 1, 1, head_dim, dtype)).tiles
+    for rows, blocks in ((tiles["Br"], 1), (tiles["Br"] + 1, 2)):
+        launch = checked("v6", case(rows, 1, head_dim, dtype=dtype)).launches[-1]
+        assert (launch.blocks, launch.threads) == (blocks, 32 * tiles["W"])
+    one_tile, two_tiles = (
+        checked("v6", case(1, keys, head_dim, dtype=dtype)).counts.barriers
+        for keys in (tiles["Bc"], tiles["Bc"] + 1)
+    )
+    assert one_tile < two_tiles
+
+
+def test_tensor_cores_take_the_place_of_reads_of_shared_memory() -> None:
+    """16 x 16 numbers by one ldmatrix, of which each serves two tiles of 16 x 8 results at least."""
+    v5 = checked("v5", case(128, 128)).counts
+    half = checked("v6", case(128, 128, dtype="float16")).counts
+    split = checked("v6", case(128, 128)).counts
+    assert half.shared_read_transactions * 10 < v5.shared_read_transactions
+    assert split.shared_read_transactions < v5.shared_read_transactions
+    assert split.mmas == 3 * half.mmas
+    assert v5.mmas == 0
+    assert half.exponentials == split.exponentials < v5.exponentials
+    assert 2 * half.global_read_bytes == v5.global_read_bytes
+
+
 def test_registers_spare_shared_memory() -> None:
     v2, v3 = (checked(kernel, case(64, 64)).counts for kernel in ("v2", "v3"))
     assert v3.shared_read_transactions < v2.shared_read_transactions / 5
@@ -186,6 +236,10 @@ def test_launches_are_those_of_the_gpu() -> None:
     (launch,) = checked("v1", case(64, 64)).launches
     assert (launch.blocks, launch.threads, launch.dynamic_shared_bytes) == (1, 128, 37376)
     assert len(checked("v0", case(64, 64)).launches) == 3
+    split, attention = checked("v6", case(70, 64, 128)).launches
+    assert split.kernel.startswith("split_kernel<")
+    assert attention.kernel.startswith("attention_kernel<")
+    assert attention.kernel.endswith(">")
 
 
 def test_lines_add_up_to_the_counts() -> None:
@@ -304,10 +358,10 @@ def test_wrong_arguments() -> None:
 @pytest.mark.parametrize(("kernel", "problem"), PROBLEMS)
 def test_forward_of_numpy_arrays(kernel: str, problem: Case) -> None:
     """The fast build, and what it must not write beside the output."""
-    q, k, v = helpers.inputs(problem)
+    q, k, v = inputs(problem)
     margin = 64
     size = q[..., 0].size * v.shape[3]
-    buffer = np.full(size + 2 * margin, np.nan, np.float32)
+    buffer = np.full(size + 2 * margin, np.nan, q.dtype)
     view = buffer[margin : margin + size].reshape(*q.shape[:3], v.shape[3])
     out, lse = fastattn.forward(q, k, v, kernel=kernel, out=view, return_lse=True)
     assert out is view
@@ -383,8 +437,12 @@ def test_forward_says_what_a_rung_takes(kernel: str) -> None:
     q, k, v = helpers.inputs(case(5, 5))
     (takes,) = (each for each in fastattn.kernels(emulated=True) if each.name == kernel)
     half: list[Any] = [x.astype(np.float16) for x in (q, k, v)]
-    with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take dtype=?.*float16"):
-        fastattn.forward(*half, kernel=kernel)
+    if "float16" in takes.dtypes:
+        as_drawn = [x.astype(np.float32) for x in half]
+        helpers.expect(*as_drawn, dtype="float16").check(fastattn.forward(*half, kernel=kernel))
+    else:
+        with pytest.raises(NotImplementedError, match=f"'{kernel}' does not take dtype=?.*float16"):
+            fastattn.forward(*half, kernel=kernel)
     for name, value, taken in (("causal", True, takes.causal), ("window", (1, 1), takes.window)):
         mask: dict[str, Any] = {name: value}
         if taken:

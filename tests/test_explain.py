@@ -19,7 +19,7 @@ import pytest
 from fastattn import emulation, testing
 from fastattn.explain import RUNGS, Shape
 from fastattn.explain import __main__ as command
-from fastattn.explain._formulas import acting, evaluate
+from fastattn.explain._formulas import acting, dtypes, evaluate
 
 COUNTS = [field.name for field in dataclasses.fields(emulation.Counts)]
 SHAPE = Shape(batch=1, heads=1, len_q=256, len_kv=256, head_dim=64)
@@ -49,7 +49,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
         ) -> dict[str, Any]:
             if not ends:
                 out[...], lse[...] = testing.reference(q, k, v, scale=scale)
-            shape = Shape(*q.shape[:3], k.shape[2], q.shape[3])
+            shape = Shape(*q.shape[:3], k.shape[2], q.shape[3], q.dtype.name)
             rung = acting(kernel, shape)
             predicted = {name: rung.value(name, shape) or 0 for name in COUNTS}
             line: dict[str, Any] = {
@@ -119,6 +119,37 @@ def test_the_formulas_of_the_ladder_at_one_shape() -> None:
     assert SHAPE.flop == 4 * 256 * 256 * 64
 
 
+def test_the_formulas_of_v6_at_one_shape() -> None:
+    """Likewise: two tiles of 128 queries and four of 64 keys, for either form."""
+    half, split = (
+        acting("v6", dataclasses.replace(SHAPE, dtype=x)) for x in ("float16", "float32")
+    )
+    sizes = {name: 2 * 256 * 64 for name in "qkv"}  # bytes of a tensor in float16
+    assert half.value("global_read_bytes", SHAPE) == sizes["q"] + 2 * (sizes["k"] + sizes["v"])
+    # The pre-pass reads K and V; Q is read twice; the parts of K and V have as many bytes as they.
+    heads = 4 * 16
+    assert split.value("global_read_bytes", SHAPE) == (
+        2 * (sizes["k"] + sizes["v"] + 2 * sizes["q"]) + 2 * (2 * (sizes["k"] + sizes["v"]) + heads)
+    )
+    products = 2 * (256 * 256 * 64) // (16 * 8 * 16)
+    assert half.value("mmas", SHAPE) == products
+    assert split.value("mmas", SHAPE) == 3 * products
+    for rung in (half, split):
+        assert rung.value("exponentials", SHAPE) == 256 * 256
+        assert rung.value("shared_read_conflicts", SHAPE) == 0
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+@pytest.mark.parametrize("head_dim", [1, 64, 65, 128, 129, 256])
+def test_v6_s_tiles_are_those_of_the_head_dim(head_dim: int, dtype: str) -> None:
+    rung = acting("v6", dataclasses.replace(SHAPE, head_dim=head_dim, dtype=dtype))
+    assert rung.tiles["P"] == next(p for p in (64, 128, 256) if head_dim <= p)
+    assert set(rung.formulas) <= set(COUNTS)
+    for count, formula in rung.formulas.items():
+        assert formula.why, count
+        assert len(formula.text) <= 120, count
+
+
 def test_a_formula_says_where_it_holds() -> None:
     ragged = dataclasses.replace(SHAPE, head_dim=20)
     assert RUNGS["v2"].value("global_read_sectors", ragged) is None
@@ -169,6 +200,9 @@ def test_a_count_that_differs_fails(capsys: pytest.CaptureFixture[str], fake: Fa
     status, text = run(capsys, "all")
     assert status == 1
     assert text.count("DIFFER") == len(RUNGS)
+    status, text = run(capsys, "v6", "--dtype", "float16")
+    assert status == 1
+    assert text.count("DIFFER") == 1
 
 
 def test_a_count_without_a_formula_for_the_shape_does_not_fail(
@@ -190,7 +224,9 @@ def test_all_rungs_side_by_side(capsys: pytest.CaptureFixture[str], fake: Fake) 
     shape = Shape(1, 1, 64, 64, 64)
     expected = [f"{rung.value('global_read_bytes', shape):,}" for rung in RUNGS.values()]
     assert line.split()[3:] == expected
-    assert f"All {len(RUNGS) * len(COUNTS)} counts" in text
+    held = sum(acting(n, shape).holds(count, shape) for n in RUNGS for count in COUNTS)
+    assert held > len(COUNTS) * (len(RUNGS) - 1)
+    assert f"All {held} counts" in text
 
 
 def test_v0_is_left_out_where_lengths_differ(
@@ -201,6 +237,31 @@ def test_v0_is_left_out_where_lengths_differ(
     assert status == 0
     assert "v0 takes as many keys as queries" in text
     assert any(line.split() == [*RUNGS][1:] for line in text.splitlines())
+
+
+def test_dtypes(capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path) -> None:
+    fake()
+    file = tmp_path / "explain.json"
+    half = ("--dtype", "float16", "--seq-len", "128")
+    status, text = run(capsys, "v6", *half, "--json", str(file))
+    assert status == 0
+    assert "N=128 D=64, float16" in text
+    assert "DIFFER" not in text
+    record = json.loads(file.read_text())
+    assert record["shape"]["dtype"] == "float16"
+    shape = Shape(1, 1, 128, 128, 64, "float16")
+    (rung,) = record["rungs"]
+    assert rung["tiles"] == acting("v6", shape).tiles
+    assert rung["counts"]["mmas"]["formula"] == acting("v6", shape).value("mmas", shape)
+    # Results of float16 have its rounding, and inputs too.
+    assert 1e-5 < rung["error"] < 1e-3
+    status, text = run(capsys, "v5", *half)
+    assert status == 2
+    assert "v5 takes float32 only" in text
+    status, text = run(capsys, "all", *half, "--len-kv", "64")
+    assert status == 0
+    assert "Left out, since they don't take float16: v0, v1, v2, v3, v4, v5." in text
+    assert any(line.split() == ["v6"] for line in text.splitlines())
 
 
 def test_a_redirect_is_told(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
@@ -352,7 +413,7 @@ def test_calls_that_make_no_sense(
         with pytest.raises(SystemExit) as stopped:
             command.main(arguments)
         assert stopped.value.code == 2
-    assert "takes v0, v1, v2, v3, v4, v5 or all" in capsys.readouterr().err
+    assert "takes v0, v1, v2, v3, v4, v5, v6 or all" in capsys.readouterr().err
     for more in (["--check", "--json", "x"], ["--check", "--formulas"], ["--formulas", "--lines"]):
         with pytest.raises(SystemExit):
             command.main(["v3", *more])

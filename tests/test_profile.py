@@ -71,6 +71,7 @@ LAUNCH = {
     "launch__shared_mem_per_block_static": ("byte/block", "0"),
     "sm__cycles_elapsed.avg.per_second": ("hz", "2,500,000,000"),
     "sm__maximum_warps_per_active_cycle_pct": ("%", "50"),
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": ("%", "0"),
     "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained": ("inst/cycle", "9,728"),
     "sm__warps_active.avg.pct_of_peak_sustained_active": ("%", "48.39"),
     "smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio": ("inst", "0.5"),
@@ -256,6 +257,7 @@ KERNELS = (
     kernel("v0", head_dim_min=1, head_dim_max=256, redirect=None),
     kernel("v2", head_dim_min=1, head_dim_max=128, redirect=None),
     kernel("v4"),
+    kernel("v6", dtypes=("float32", "float16"), head_dim_min=1, head_dim_max=256, redirect=None),
 )
 
 
@@ -275,10 +277,12 @@ def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         (["v4", "sdpa"], "sdpa is PyTorch's"),
         (["torch_fa2"], "PyTorch"),
         (["cpu"], "cpu runs on the CPU"),
-        (["v9"], "unknown kernel 'v9'; known: all, v2, v4"),
+        (["v9"], "unknown kernel 'v9'; known: all, v2, v4, v6"),
+        (["v4", "--dtype", "float16"], "v4 takes no float16"),
+        (["v6", "--dtype", "float32", "bfloat16"], "v6 takes no bfloat16"),
         (["v4", "--head-dim", "128"], "profile v2"),
         (["v2", "--head-dim", "256"], "head dim 1 to 128, not 256"),
-        (["all", "--head-dim", "256"], "can be profiled with this shape"),
+        (["all", "--head-dim", "512"], "can be profiled with this shape"),
     ],
 )
 def test_refusals(
@@ -321,7 +325,7 @@ def test_a_machine_without_gpu_says_so(
 
 def test_rungs_of_several_kernels_are_those_of_the_sources() -> None:
     registry = (ROOT / "src" / "cuda" / "kernels.def").read_text()
-    several = set()
+    several = {}
     for name, file in re.findall(r"^FASTATTN_CUDA_KERNEL\((\w+), (\w+)\)", registry, re.MULTILINE):
         kernel = ROOT / "src" / "cuda" / "kernels" / file
         sources = [f"{kernel}.cu"] if not kernel.is_dir() else sorted(kernel.rglob("*.cu*"))
@@ -329,8 +333,10 @@ def test_rungs_of_several_kernels_are_those_of_the_sources() -> None:
         launches = re.findall(r"\blaunch<(\w+)", text)
         assert launches, name
         if len(launches) > 1:
-            several.add(name)
-    assert several == set(_rungs.SEVERAL_KERNELS)
+            several[name] = launches
+    assert set(several) == {*_rungs.SEVERAL_KERNELS, *_rungs.MAIN_KERNELS}
+    for name, main_kernel in _rungs.MAIN_KERNELS.items():
+        assert main_kernel in several[name]
 
 
 # --- running ncu ----------------------------------------------------------------------------------
@@ -400,7 +406,9 @@ def test_profile_of_one_rung(
     profile, read = ncu.calls()
     assert profile[profile.index("--clock-control") + 1] == "none"
     child = profile[profile.index("fastattn.profile._target") + 1 :]
-    assert child == ["v4", "--calls", "4", "--shape", "4", "12", "2048", "64"]
+    shape = ["--shape", "4", "12", "2048", "64", "--dtype", "float32"]
+    assert child == ["v4", "--calls", "4", *shape]
+    assert "--kernel-name" not in profile
     assert profile[profile.index("--launch-skip") + 1] == "3"
     assert read[read.index("--import") + 1] == str(out / "v4.ncu-rep")
 
@@ -437,7 +445,37 @@ def test_all_walks_the_registry_and_says_what_it_leaves_out(
     text = capsys.readouterr().out
     assert "Left out: v0 launches several" in text
     rungs = [call[call.index("fastattn.profile._target") + 1] for call in ncu.calls()[::2]]
-    assert rungs == ["v2", "v4"]
+    assert rungs == ["v2", "v4", "v6"]
+
+
+def test_the_one_kernel_of_several_that_does_the_work(ncu: FakeNcu, tmp_path: Path) -> None:
+    """By its name without template arguments; in every dtype that is asked for and taken."""
+    record_file = tmp_path / "profile.json"
+    arguments = ["v6", "--dtype", "float32", "float16", "--out", str(tmp_path)]
+    assert main([*arguments, "--json", str(record_file)]) == 0
+    profiles = ncu.calls()[::2]
+    for profile, dtype in zip(profiles, ("float32", "float16"), strict=True):
+        assert profile[profile.index("--kernel-name") + 1] == _rungs.MAIN_KERNELS["v6"]
+        assert profile[profile.index("--kernel-name-base") + 1] == "function"
+        assert profile[profile.index("--dtype") + 1] == dtype
+    assert (tmp_path / "v6.ncu-rep").is_file()
+    assert (tmp_path / "v6-float16.csv").is_file()
+    record = _record.load_record(record_file)
+    assert [row["dtype"] for row in record["rows"]] == ["float32", "float16"]
+    assert [row["peak_share"] is None for row in record["rows"]] == [False, True]
+    lines = _report.render_markdown(record).splitlines()
+    assert "| | v6 | v6 float16 |" in lines
+    assert "float32 unless a column says another dtype" in lines[0]
+    assert "| tensor cores busy | 0.0% | 0.0% |" in lines
+
+
+def test_all_of_one_dtype_leaves_out_what_does_not_take_it(
+    ncu: FakeNcu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["all", "--dtype", "float16", "--out", str(tmp_path)]) == 0
+    assert "Left out: v4 takes no float16." in capsys.readouterr().out
+    (profile,) = ncu.calls()[::2]
+    assert profile[profile.index("fastattn.profile._target") + 1] == "v6"
 
 
 def test_clocks_are_locked_only_when_asked(ncu: FakeNcu, tmp_path: Path) -> None:
@@ -550,24 +588,24 @@ def test_ncu_is_found_in_path_and_below_cuda_home(
 
 
 def test_the_profiled_program_calls_the_rung(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[tuple[int, ...], str]] = []
+    calls: list[tuple[tuple[int, ...], str, str]] = []
     waited: list[bool] = []
 
     class HostArray:
         @staticmethod
-        def from_numpy(x: Any) -> Any:
-            return x
+        def from_numpy(x: Any, *, dtype: str) -> Any:
+            return x.astype(dtype)
 
     def forward(q: Any, k: Any, v: Any, *, kernel: str) -> None:
         assert q.std() > 0.5  # random, not zeros
-        calls.append((q.shape, kernel))
+        calls.append((q.shape, q.dtype.name, kernel))
 
     monkeypatch.setattr(_target, "CudaArray", HostArray)
     monkeypatch.setattr(_target.fastattn, "forward", forward)
     monkeypatch.setattr(_target._core, "synchronize", lambda: waited.append(True))
-    line = _ncu.command("ncu", "v4", _rungs.Shape(1, 2, 16, 8), Path("x"), False)
+    line = _ncu.command("ncu", "v4", _rungs.Shape(1, 2, 16, 8, "float16"), Path("x"), False)
     _target.main(line[line.index("fastattn.profile._target") + 1 :])
-    assert calls == [((1, 2, 16, 8), "v4")] * 4
+    assert calls == [((1, 2, 16, 8), "float16", "v4")] * 4
     assert waited == [True]
 
 
@@ -702,6 +740,13 @@ def test_roofline_as_svg(tmp_path: Path) -> None:
     again = tmp_path / "again.svg"
     _roofline.draw(record, again)
     assert again.read_text() == text
+
+
+def test_the_roofline_is_of_what_has_no_tensor_cores() -> None:
+    record = make_record("v4", "v6")
+    assert [point.name for point in _roofline._chart(record).points] == ["v4", "v6"]
+    record["rows"][1]["tensor_pipe_busy"] = 61.0
+    assert [point.name for point in _roofline._chart(record).points] == ["v4"]
 
 
 @needs_matplotlib

@@ -48,7 +48,13 @@ std::string short_name(std::string name) {
       name.erase(at, scope.size());
     }
   }
-  name = name.substr(0, name.find('('));
+  // The parameters begin at the first parenthesis outside of template arguments, where casts stand.
+  int depth = 0;
+  const auto parameters = std::ranges::find_if(name, [&depth](char c) {
+    depth += (c == '<' ? 1 : 0) - (c == '>' ? 1 : 0);
+    return c == '(' && depth == 0;
+  });
+  name.erase(parameters, name.end());
   // A template's name begins with the type that it returns.
   name = name.substr(name.substr(0, name.find('<')).find_last_of(": ") + 1);
   return name.empty() ? "kernel" : name;

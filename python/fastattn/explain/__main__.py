@@ -23,7 +23,7 @@ from fastattn import emulation, testing
 from fastattn._console import Column, Console, Progress, run_command
 from fastattn.benchmark import source_root
 from fastattn.benchmark._record import prepare_record
-from fastattn.explain._formulas import FLOP, RUNGS, Rung, Shape, acting
+from fastattn.explain._formulas import FLOP, RUNGS, Rung, Shape, acting, dtypes
 
 # A count of emulation.Counts, and what the ladder's pages call it.
 _TITLES = {
@@ -189,6 +189,12 @@ def _parser() -> argparse.ArgumentParser:
     shape.add_argument("--batch-size", type=_positive, default=1, metavar="B", help="default: 1")
     shape.add_argument("--num-heads", type=_positive, default=1, metavar="H", help="default: 1")
     shape.add_argument("--head-dim", type=_positive, default=64, metavar="D", help="default: 64")
+    shape.add_argument(
+        "--dtype",
+        choices=("float32", "float16"),
+        default="float32",
+        help="bfloat16 counts as float16 does; default: float32",
+    )
     parser.add_argument(
         "--seed",
         type=_seed,
@@ -223,7 +229,7 @@ class _Runner:
         rng = np.random.default_rng(seed)
         s = shape
         self.q, self.k, self.v = (
-            rng.standard_normal((s.batch, s.heads, length, s.head_dim), np.float32)
+            rng.standard_normal((s.batch, s.heads, length, s.head_dim), np.float32).astype(s.dtype)
             for length in (s.len_q, s.len_kv, s.len_kv)
         )
 
@@ -288,7 +294,10 @@ def _heading(explained: _Explained) -> Iterator[str]:
         yield text
     if e.rung.tiles:
         tiles = " ".join(f"{name}={n}" for name, n in e.rung.tiles.items())
-        yield f"{tiles} (rows and keys of a tile, warps of a block)"
+        said = "rows and keys of a tile, warps of a block"
+        yield (
+            f"{tiles} ({said}, head dim of a tile)" if "P" in e.rung.tiles else f"{tiles} ({said})"
+        )
 
 
 def _title(count: str) -> str:
@@ -484,9 +493,14 @@ def _names(console: Console, kernel: str, shape: Shape) -> list[str]:
     if kernel != "all":
         if kernel == "v0" and shape.len_q != shape.len_kv:
             raise ValueError("v0 takes as many keys as queries only")
+        if shape.dtype not in dtypes(kernel):
+            raise ValueError(f"{kernel} takes {' and '.join(dtypes(kernel))} only")
         return [kernel]
-    names = list(RUNGS)
-    if shape.len_q != shape.len_kv:
+    names = [name for name in RUNGS if shape.dtype in dtypes(name)]
+    if len(names) < len(RUNGS):
+        left_out = ", ".join(name for name in RUNGS if name not in names)
+        console.line(f"Left out, since they don't take {shape.dtype}: {left_out}.", "dim")
+    if "v0" in names and shape.len_q != shape.len_kv:
         console.line("v0 takes as many keys as queries only, and is left out.", "dim")
         names.remove("v0")
     return names
@@ -509,11 +523,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seq_len,
         args.seq_len if args.len_kv is None else args.len_kv,
         args.head_dim,
+        args.dtype,
     )
     how = "by formula" if args.formulas else f"emulated on the CPU, seed {args.seed}"
     console.line(
         f"fastattn {fastattn.__version__}: B={shape.batch} H={shape.heads} M={shape.len_q} "
-        f"N={shape.len_kv} D={shape.head_dim}, float32, {how}",
+        f"N={shape.len_kv} D={shape.head_dim}, {shape.dtype}, {how}",
         "bold",
     )
     try:

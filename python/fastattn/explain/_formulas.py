@@ -4,9 +4,10 @@ They are worked out from the sources of the rungs by hand, are shown as they sta
 evaluated from the same text. The tests hold them against the counts of the emulation.
 
 Symbols: ``B`` batch, ``H`` query heads, ``M`` query length, ``N`` key length, ``D`` head dim;
-``Br`` rows and ``Bc`` keys of a tile, ``W`` warps of a block. Bytes count what threads ask for, a
-sector has 32 bytes, a request is a warp's, and shared memory has 32 banks of 4 bytes. All of them
-are of calls without a mask, where v has the head dim of q and k.
+``Br`` rows and ``Bc`` keys of a tile, ``W`` warps of a block; of V6 also ``P``, the head dim that a
+tile has. Bytes count what threads ask for, a sector has 32 bytes, a request is a warp's, and shared
+memory has 32 banks of 4 bytes. All of them are of calls without a mask, where v has the head dim of
+q and k, in arrays that lie as cudaMalloc and C order put them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ FLOP = "4*B*H*M*N*D"
 
 @dataclass(frozen=True)
 class Shape:
-    """One call: batch, query heads, lengths and head dim."""
+    """One call: batch, query heads, lengths, head dim and dtype."""
 
     batch: int
     heads: int
     len_q: int
     len_kv: int
     head_dim: int
+    dtype: str = "float32"
 
     @property
     def symbols(self) -> dict[str, int]:
@@ -84,7 +86,7 @@ class Rung:
     name : str
         Of the kernel.
     tiles : dict of str to int
-        Values of Br, Bc and W, those that the rung has.
+        Values of Br, Bc, W and P, those that the rung has.
     formulas : dict of str to Formula
         By the name of the field of ``fastattn.emulation.Counts``. A count that has none is 0.
     """
@@ -404,14 +406,270 @@ _V5 = Rung(
     },
 )
 
-RUNGS: dict[str, Rung] = {rung.name: rung for rung in (_V0, _V1, _V2, _V3, _V4, _V5)}
+# ---- V6 ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Mma:
+    """What V6's instances differ in.
+
+    Attributes
+    ----------
+    warps : int
+        Of a block.
+    row_tiles : int
+        A warp's, of 16 query rows each.
+    keys : int
+        Of a tile.
+    q_in_registers : bool
+        Q's fragments are read once, not for each tile of keys.
+    k_in_registers : bool
+        Of float32: the hi parts of 16 keys are read once for both kinds of products.
+    """
+
+    warps: int
+    row_tiles: int
+    keys: int
+    q_in_registers: bool
+    k_in_registers: bool = True
+
+    def tiles(self, head_dim: int) -> dict[str, int]:
+        """Values of Br, Bc, W and P."""
+        rows = 16 * self.row_tiles * self.warps
+        return {"Br": rows, "Bc": self.keys, "W": self.warps, "P": head_dim}
+
+
+# By the head dim that a tile has. The numbers of the two headers' Shape<...>; the tests compare the
+# emulation's launches and counts with what follows from them.
+_V6_HALF_TILES = {
+    64: _Mma(warps=4, row_tiles=2, keys=64, q_in_registers=True),
+    128: _Mma(warps=4, row_tiles=2, keys=32, q_in_registers=False),
+    256: _Mma(warps=4, row_tiles=1, keys=32, q_in_registers=False),
+}
+_V6_SPLIT_TILES = {
+    64: _Mma(warps=4, row_tiles=2, keys=64, q_in_registers=True),
+    128: _Mma(warps=8, row_tiles=1, keys=32, q_in_registers=True),
+    256: _Mma(warps=4, row_tiles=1, keys=32, q_in_registers=False, k_in_registers=False),
+}
+_SPLIT_WARPS = 8  # of a block of the kernel that splits K and V
+
+# Rows that begin at multiples of 16 bytes, and no tile that the end of the keys cuts through.
+_WHOLE_ROWS = "D % 8 == 0"
+_WHOLE_TILES = "D % 8 == 0 and N % Bc == 0"
+_WHOLE_SECTORS_16 = "D % 16 == 0"
+
+
+def _v6_half(head_dim: int) -> Rung:
+    """float16 and bfloat16."""
+    tiles = _V6_HALF_TILES[head_dim]
+    q_reads = "Br*P/256" if tiles.q_in_registers else "ceil(N/Bc)*Br*P/256"
+    reads = f"B*H*ceil(M/Br)*({q_reads} + ceil(N/Bc)*W*Bc*P/128)"
+    q_why = "Q's fragments once" if tiles.q_in_registers else "Q's fragments for each tile of keys"
+    return Rung(
+        "v6",
+        tiles.tiles(head_dim),
+        {
+            "global_read_bytes": Formula(
+                "2*B*H*(M*D + ceil(M/Br)*2*N*D)",
+                "Q once; K and V for each query tile",
+                _WHOLE_ROWS,
+            ),
+            "global_write_bytes": Formula("B*H*M*(2*D + 4)", "out and lse, once", _WHOLE_ROWS),
+            "global_read_requests": Formula(
+                "B*H*(ceil(M*P/256) + ceil(M/Br)*2*N*P/256)",
+                "16 bytes a lane: a warp for 256 numbers",
+                _WHOLE_TILES,
+            ),
+            "global_write_requests": Formula(
+                "B*H*(ceil(M*P/256) + ceil(M/8))", "likewise; lse of 8 rows", _WHOLE_ROWS
+            ),
+            "global_read_sectors": Formula(
+                "B*H*(M*D + ceil(M/Br)*2*N*D)/16", "whole sectors", _WHOLE_SECTORS_16
+            ),
+            "global_write_sectors": Formula(
+                "B*H*(M*D/16 + M/8)",
+                "whole sectors",
+                f"{_WHOLE_SECTORS_16} and M % 8 == 0",
+            ),
+            "shared_read_requests": Formula(
+                f"{reads} + B*H*ceil(M*P/256)",
+                f"ldmatrix of 16 x 16: {q_why}, those of K and V for each warp; at the end O",
+                _WHOLE_TILES,
+            ),
+            "shared_write_requests": Formula(
+                "B*H*ceil(M/Br)*(Br*P/256 + ceil(N/Bc)*Bc*P/128 + Br*P/64)",
+                "16 bytes a lane for Q, K and V; O by 4, in the place of Q",
+                _WHOLE_TILES,
+            ),
+            "shared_read_transactions": Formula(
+                f"4*{reads} + B*H*M*P/64",
+                "ldmatrix takes 4 turns, one of its 8 x 8 matrices each; a row of O P/64",
+                f"{_WHOLE_TILES} and D == P",
+            ),
+            "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
+            "shared_write_transactions": Formula(
+                "B*H*ceil(M/Br)*(Br*P/64 + ceil(N/Bc)*Bc*P/32 + Br*P/64)",
+                "16 bytes a lane take 4 turns, 4 bytes one",
+                _WHOLE_TILES,
+            ),
+            "shared_write_conflicts": Formula("0", "likewise", _WHOLE_TILES),
+            "exponentials": Formula(
+                "B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc", "a weight for each key", _WHOLE_TILES
+            ),
+            "barriers": Formula(
+                "B*H*ceil(M/Br)*(ceil(N/Bc) + 1)",
+                "before K and V of a tile are read; V of the first tile has one of its own",
+                _WHOLE_TILES,
+            ),
+            "warp_barriers": Formula(
+                "B*H*ceil(M/Br)*W", "between writing O to shared memory and reading it"
+            ),
+            "shuffles": Formula(
+                "B*H*ceil(M/Br)*Br/8*(4 + 2)",
+                "of 8 rows: 2 for a maximum and 2 for a sum when they get their reference, which "
+                "random data does not move again; 2 for the sum at the end",
+                _WHOLE_TILES,
+            ),
+            "votes": Formula(
+                "B*H*ceil(M/Br)*ceil(N/Bc)*W", "whether a reference has to move", _WHOLE_TILES
+            ),
+            "mmas": Formula(
+                "2*B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc*P/2048",
+                "both products, 16 * 8 * 16 multiply-adds each",
+                _WHOLE_TILES,
+            ),
+        },
+    )
+
+
+def _v6_split(head_dim: int) -> Rung:
+    """float32: a kernel that splits K and V into parts, and one of attention."""
+    tiles = _V6_SPLIT_TILES[head_dim]
+    # ldmatrix of a warp for 16 keys and 16 columns of a tile, in both products together.
+    k_reads = 2 if tiles.k_in_registers else 3
+    q_reads = 0 if tiles.q_in_registers else 3 * tiles.row_tiles
+    fragments = k_reads + q_reads + 1 + tiles.row_tiles
+    q_writes = "" if tiles.q_in_registers else " + Br*P/32"
+    lanes = (head_dim // 8).bit_length() - 1  # log2 of the lanes that share a row of K or V
+    reads = (
+        f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*6"
+        f" + ceil(M/Br)*ceil(N/Bc)*W*({{}}{fragments}*Bc*P/256 + {{}}1))"
+    )
+    return Rung(
+        "v6",
+        tiles.tiles(head_dim),
+        {
+            "global_read_bytes": Formula(
+                "8*B*H*(N*D + M*D + ceil(M/Br)*ceil(N/Bc)*(Bc*P + 2))",
+                "K and V once, to be split; Q twice, for the maxima of its rows and for itself; the "
+                "parts of K and V, and a head of 16 bytes a tile, for each query tile",
+                _WHOLE_ROWS,
+            ),
+            "global_write_bytes": Formula(
+                "4*B*H*(M*(D + 1) + ceil(N/Bc)*(2*Bc*(P + 1) + 4))",
+                "out and lse; of each tile two parts of K and of V, a factor a row, and the head",
+            ),
+            "global_read_requests": Formula(
+                "B*H*(N*P/64 + ceil(M/8)*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/64 + 1))",
+                "16 bytes a lane for K, V and their parts; 4 for Q, whose 8 rows lie as a fragment's",
+                # In the loop of the narrowest tile the emulation lets lanes that have an atomic to
+                # do read by themselves.
+                f"{_WHOLE_TILES} and P > 64",
+            ),
+            "global_write_requests": Formula(
+                "B*H*(ceil(M/8)*(D/8 + 1) + ceil(N/Bc)*(6*Bc*P/256 + 4))",
+                "8 bytes a lane for out, 16 for parts; a factor a row, of 32 chunks at once",
+                _WHOLE_TILES,
+            ),
+            "global_read_sectors": Formula(
+                "B*H*(N*D/2 + M*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/4 + 1))",
+                "a lane's 32 bytes of K or V in two reads of the sector, and Q's 4 times 8 bytes "
+                "likewise; the parts whole",
+                _WHOLE_TILES,
+            ),
+            "global_write_sectors": Formula(
+                "B*H*(M*(D + 1)/8 + ceil(N/Bc)*(Bc*P/4 + 2*Bc*P/256 + 4))",
+                "whole sectors, but for the factors and the heads",
+                f"{_WHOLE_TILES} and M % 8 == 0",
+            ),
+            "shared_read_requests": Formula(
+                reads.format("", ""),
+                f"6 small ones of each warp that splits; {fragments} ldmatrix for 16 keys and 16 "
+                "columns of both products; the tile's head",
+                _WHOLE_TILES,
+            ),
+            "shared_write_requests": Formula(
+                f"B*H*(ceil(N/Bc)*(Bc*P/64 + 6) + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/64 + 1){q_writes}))",
+                "atomics on the maxima of rows, and 3 that start each splitting; the parts by 16 "
+                "bytes a lane, and the head" + ("; Q's parts" if q_writes else ""),
+                _WHOLE_TILES,
+            ),
+            "shared_read_transactions": Formula(
+                reads.format("4*", "4*"),
+                "16 bytes a lane take 4 turns",
+                _WHOLE_TILES,
+            ),
+            "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
+            "shared_write_transactions": Formula(
+                f"B*H*(ceil(N/Bc)*(Bc*P/64 + 6) + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/16 + 1){q_writes}))",
+                "likewise; the head is one lane's",
+                _WHOLE_TILES,
+            ),
+            "shared_write_conflicts": Formula("0", "likewise", _WHOLE_TILES),
+            "exponentials": Formula(
+                "B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc", "a weight for each key", _WHOLE_TILES
+            ),
+            "barriers": Formula(
+                "B*H*ceil(N/Bc)*(4 + ceil(M/Br))",
+                "2 for K's and 2 for V's splitting; 1 before a tile is read",
+                _WHOLE_TILES,
+            ),
+            "shuffles": Formula(
+                f"B*H*(ceil(N/Bc)*Bc*P/128*{lanes} + ceil(M/Br)*Br/8*(2 + 4 + 2))",
+                "for the maximum of a row of K or V; of 8 rows: 2 for that of Q, 2 for a maximum "
+                "and 2 for a sum when they get their reference, 2 for the sum at the end",
+                _WHOLE_TILES,
+            ),
+            "votes": Formula(
+                "B*H*ceil(M/Br)*W*(ceil(N/Bc) + 1)",
+                "whether a reference has to move; whether Q holds an inf or a NaN",
+                _WHOLE_TILES,
+            ),
+            "mmas": Formula(
+                "3*2*B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc*P/2048",
+                "three for each of both products, 16 * 8 * 16 multiply-adds each",
+                _WHOLE_TILES,
+            ),
+            "atomics": Formula(
+                "4*B*H*N", "the largest and the smallest row of a tile, of K and of V", _WHOLE_TILES
+            ),
+        },
+    )
+
+
+def _v6(shape: Shape) -> Rung:
+    """V6 with the tiles that it has for this call."""
+    head_dim = next(size for size in _V6_SPLIT_TILES if shape.head_dim <= size)
+    return _v6_split(head_dim) if shape.dtype == "float32" else _v6_half(head_dim)
+
+
+# Of V6, as of V5, the tiles of head dims to 64, and its form for float32: see acting().
+RUNGS: dict[str, Rung] = {rung.name: rung for rung in (_V0, _V1, _V2, _V3, _V4, _V5, _v6_split(64))}
+
+
+def dtypes(kernel: str) -> tuple[str, ...]:
+    """The dtypes for which a rung has formulas; those of float16 are bfloat16's too."""
+    return ("float32", "float16") if kernel == "v6" else ("float32",)
 
 
 def acting(kernel: str, shape: Shape) -> Rung:
     """The rung that runs when ``kernel`` is asked for, with its tiles for this shape.
 
-    V3 and V4 hand other head dims to V2; V5 has other tiles for them.
+    V3 and V4 hand other head dims to V2; V5 has other tiles for them, V6 other tiles and, for
+    float16 and bfloat16, another form.
     """
+    if kernel == "v6":
+        return _v6(shape)
     rung = RUNGS[kernel]
     if rung is _V5 and shape.head_dim > 64:
         large = shape.head_dim > 128

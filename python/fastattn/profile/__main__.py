@@ -16,6 +16,7 @@ from fastattn.benchmark._meta import gpus, new_record
 from fastattn.profile import _ncu, _report, _roofline
 from fastattn.profile._metrics import make_row
 from fastattn.profile._rungs import (
+    DTYPES,
     SEVERAL_KERNELS,
     Shape,
     has_cuda,
@@ -43,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "a rung could not be profiled; 2 where none can be, or for a call that makes no sense.",
     )
     parser.add_argument("rung", nargs="*", help="all, or kernels by name: v4")
-    shape = parser.add_argument_group("shape: float32, not causal, M = N")
+    shape = parser.add_argument_group("shape: not causal, M = N")
     for option, letter, value in (
         ("--batch-size", "B", _PRIMARY.batch),
         ("--num-heads", "H", _PRIMARY.heads),
@@ -53,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         shape.add_argument(
             option, type=_positive, metavar=letter, default=value, help=f"default {value}"
         )
+    shape.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=DTYPES,
+        default=["float32"],
+        help="one or more, each with the kernels that take it; default: float32",
+    )
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument(
         "--lock-clocks",
@@ -64,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of the reports, RUNG.ncu-rep and RUNG.csv (default: build/profile in a source "
-        "tree, else fastattn-profile)",
+        help="folder of the reports, RUNG.ncu-rep and RUNG.csv, or RUNG-DTYPE.… for other dtypes "
+        "than float32 (default: build/profile in a source tree, else fastattn-profile)",
     )
     output.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
     output.add_argument(
@@ -173,7 +181,10 @@ def _choose(console: Console, args: argparse.Namespace, shape: Shape) -> list[st
 
 
 def _profile(
-    console: Console, args: argparse.Namespace, shape: Shape, rungs: Sequence[str], folder: Path
+    console: Console,
+    args: argparse.Namespace,
+    launches: Sequence[tuple[str, Shape]],
+    folder: Path,
 ) -> int:
     ncu = _ncu.find()
     meta_of = new_record()
@@ -185,9 +196,10 @@ def _profile(
     console.line(f"fastattn {fastattn.__version__} profile, ncu {meta['ncu'] or '?'}", "bold")
     rows = []
     failed = refused = False
-    with console.progress(len(rungs)) as progress:
-        for name in rungs:
-            progress.step(f"{name}: ncu replays one launch, once for each group of counters")
+    with console.progress(len(launches)) as progress:
+        for name, shape in launches:
+            label = name if shape.dtype == "float32" else f"{name} {shape.dtype}"
+            progress.step(f"{label}: ncu replays one launch, once for each group of counters")
             try:
                 launch = _ncu.profile(ncu, name, shape, folder, args.lock_clocks)
             except _ncu.SeveralKernelsError as reason:
@@ -195,11 +207,11 @@ def _profile(
                 console.line(f"Left out: {reason}.", "bad" if name in args.rung else "dim")
             except _ncu.RungError as error:
                 failed = True
-                console.line(f"{name}: FAILED: {error}", "bad")
+                console.line(f"{label}: FAILED: {error}", "bad")
             else:
                 row = make_row(name, titles[name], shape, launch.function, launch.metrics, gpu)
                 rows.append(row)
-                console.line(f"{name}: {folder / f'{name}.ncu-rep'}")
+                console.line(f"{label}: {_ncu.report_path(name, shape, folder)}")
             progress.advance()
     if not rows:
         console.line("Nothing was profiled.", "bad")
@@ -231,18 +243,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.record is not None:
         return _show(console, args)
 
-    shape = Shape(args.batch_size, args.num_heads, args.seq_len, args.head_dim)
-    rungs = _choose(console, args, shape)
-    if rungs is None:
-        return 2
-    if not rungs:
+    launches = []
+    for dtype in dict.fromkeys(args.dtype):
+        shape = Shape(args.batch_size, args.num_heads, args.seq_len, args.head_dim, dtype)
+        rungs = _choose(console, args, shape)
+        if rungs is None:
+            return 2
+        launches += [(name, shape) for name in rungs]
+    if not launches:
         console.line("No kernel of this build can be profiled with this shape.", "bad")
         return 2
     in_tree = _machine.source_root() is not None
     folder = args.out or Path("build/profile" if in_tree else "fastattn-profile")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return _profile(console, args, shape, rungs, folder)
+        return _profile(console, args, launches, folder)
     except (OSError, _ncu.NcuError) as error:
         console.line(str(error), "bad")
         return 2

@@ -27,6 +27,7 @@ _FFMA_PEAK = "sm__sass_thread_inst_executed_op_ffma_pred_on.sum.peak_sustained" 
 _ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
 _THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
 _ISSUE = "smsp__issue_active.avg.pct_of_peak_sustained_active"
+_TENSOR_PIPE = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 _SHARED_PIPE = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum.pct_of_peak_sustained_elapsed"
 _SM_COUNT = "device__attribute_multiprocessor_count"
 _LIMITS = {
@@ -63,6 +64,7 @@ _REASONS = (
 METRICS = (
     *(_DURATION, _SM_CLOCK, _DRAM_CLOCK, _DRAM_BYTES, _DRAM_READ, _DRAM_WRITTEN, _DRAM_PEAK),
     *(_FADD, _FMUL, _FFMA, _FFMA_PEAK, _ACHIEVED, _THEORETICAL, _ISSUE, _SHARED_PIPE),
+    _TENSOR_PIPE,
     *_LIMITS.values(),
     *_COUNTS.values(),
     *(f"smsp__average_warps_issue_stalled_{r}_per_issue_active.ratio" for r in _REASONS),
@@ -132,18 +134,20 @@ def make_row(
     executed_tflops = _times(executed, tera)
     dram_peak = _times(get(_DRAM_PEAK), get(_DRAM_CLOCK))
 
+    is_float32 = shape.dtype == "float32"
     limits = {what: int(metrics[key]) for what, key in _LIMITS.items() if key in metrics}
     per_sm = min(limits.values(), default=None)
     row: dict[str, Any] = {
         **{"suite": "profile", "impl": name, "title": title, "function": function},
-        **{"direction": "forward", "dtype": "float32", "batch": shape.batch},
+        **{"direction": "forward", "dtype": shape.dtype, "batch": shape.batch},
         **{"heads_q": shape.heads, "heads_kv": shape.heads},
         **{"len_q": shape.length, "len_kv": shape.length},
         **{"head_dim": shape.head_dim, "head_dim_v": shape.head_dim},
         **{"causal": False, "window": None},
         "us": _rounded(_times(seconds, 1e6), 3),
         "tflops": _rounded(tflops, 4),
-        "peak_share": _rounded(_ratio(tflops, peak_tflops), 5),
+        # float32's peak says nothing of other dtypes.
+        "peak_share": _rounded(_ratio(tflops, peak_tflops), 5) if is_float32 else None,
         "executed_flop": executed,
         "executed_tflops": _rounded(executed_tflops, 4),
         "executed_peak_share": _rounded(_ratio(executed_tflops, peak_tflops), 5),
@@ -163,6 +167,7 @@ def make_row(
         "multiprocessors": gpu["multiprocessors"],
         "issue_active": _rounded(get(_ISSUE), 2),
         "shared_pipe_busy": _rounded(get(_SHARED_PIPE), 2),
+        "tensor_pipe_busy": _rounded(get(_TENSOR_PIPE), 2),
         "stalls": {reason: round(cycles, 3) for reason, cycles in _stalls(metrics).items()},
     }
     for field, metric in _COUNTS.items():

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastattn.profile._metrics import METRICS
-from fastattn.profile._rungs import Shape
+from fastattn.profile._rungs import MAIN_KERNELS, Shape
 
 # What ncu-ui shows of a report. The table's own metrics are asked for by name as well.
 SECTIONS = (
@@ -97,10 +97,13 @@ def version(ncu: str) -> str | None:
 
 def command(ncu: str, rung: str, shape: Shape, report: Path, lock_clocks: bool) -> list[str]:
     """The command line that profiles one warm launch of a rung and writes ``report``."""
+    main = MAIN_KERNELS.get(rung)
     return [
         ncu,
         *("--target-processes", "all"),
         *("--clock-control", "base" if lock_clocks else "none"),
+        # Without arguments of templates. Only launches of this name are counted below.
+        *(() if main is None else ("--kernel-name-base", "function", "--kernel-name", main)),
         # One launch is what there is to profile after the warm-up; a second one gives away a rung
         # that launches several kernels a call.
         *("--launch-skip", str(WARM_UP), "--launch-count", "2"),
@@ -109,6 +112,7 @@ def command(ncu: str, rung: str, shape: Shape, report: Path, lock_clocks: bool) 
         *("--force-overwrite", "--export", str(report)),
         *(sys.executable, "-m", "fastattn.profile._target", rung, "--calls", str(WARM_UP + 1)),
         *("--shape", *map(str, (shape.batch, shape.heads, shape.length, shape.head_dim))),
+        *("--dtype", shape.dtype),
     ]
 
 
@@ -160,8 +164,14 @@ def _last_words(output: str, lines: int = 4) -> str:
     return " / ".join((errors or said)[-lines:]) or "(nothing was printed)"
 
 
+def report_path(rung: str, shape: Shape, folder: Path) -> Path:
+    """``RUNG.ncu-rep``, or ``RUNG-DTYPE.ncu-rep`` where that is not float32."""
+    dtype = "" if shape.dtype == "float32" else f"-{shape.dtype}"
+    return folder / f"{rung}{dtype}.ncu-rep"
+
+
 def profile(ncu: str, rung: str, shape: Shape, folder: Path, lock_clocks: bool) -> Launch:
-    """Profiles one rung; leaves ``RUNG.ncu-rep`` and ``RUNG.csv`` in ``folder``.
+    """Profiles one rung; leaves its report in ``folder``, and the numbers beside it as CSV.
 
     Raises
     ------
@@ -172,7 +182,7 @@ def profile(ncu: str, rung: str, shape: Shape, folder: Path, lock_clocks: bool) 
     SeveralKernelsError
         A call of the rung launches several kernels.
     """
-    report = folder / f"{rung}.ncu-rep"
+    report = report_path(rung, shape, folder)
     report.unlink(missing_ok=True)
     done = _run(command(ncu, rung, shape, report, lock_clocks))
     reason = _explain(done.stdout)
@@ -188,7 +198,7 @@ def profile(ncu: str, rung: str, shape: Shape, folder: Path, lock_clocks: bool) 
     )
     if raw.returncode != 0:
         raise RungError(f"ncu can't read its own report {report}: {_last_words(raw.stdout)}")
-    (folder / f"{rung}.csv").write_text(raw.stdout)
+    report.with_suffix(".csv").write_text(raw.stdout)
     launches = parse_raw(raw.stdout)
     if not launches:
         raise RungError("ncu saw no kernel launch")

@@ -25,7 +25,7 @@ _NARROWEST = 14
 
 def _field(key: str, form: str, factor: float = 1) -> Callable[[Row], str]:
     def cell(row: Row) -> str:
-        value = row[key]
+        value = row.get(key)  # records made before a counter was asked for lack it
         return _MISSING if value is None else format(value * factor, form)
 
     return cell
@@ -95,6 +95,7 @@ _LINES: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("wavefronts per shared load", _per("load_wavefronts", "shared_loads")),
     ("wavefronts per shared store", _per("store_wavefronts", "shared_stores")),
     ("shared memory pipe busy", _field("shared_pipe_busy", ".1f")),
+    ("tensor cores busy", _field("tensor_pipe_busy", ".1f")),
     ("issue slots used", _field("issue_active", ".1f")),
     *((f"stall {place + 1}", _stall(place)) for place in range(_TOP_STALLS)),
     ("SM clock, MHz", _field("sm_clock_mhz", ",.0f")),
@@ -102,7 +103,7 @@ _LINES: tuple[tuple[str, Callable[[Row], str]], ...] = (
 # These are counters in percent already.
 _PERCENT = {
     *("occupancy, achieved", "occupancy, theoretical"),
-    *("shared memory pipe busy", "issue slots used"),
+    *("shared memory pipe busy", "tensor cores busy", "issue slots used"),
 }
 
 
@@ -116,15 +117,22 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
     return table
 
 
+def _name(row: Row) -> str:
+    """Of a column."""
+    return str(row["impl"]) if row["dtype"] == "float32" else f"{row['impl']} {row['dtype']}"
+
+
 def caption(record: Record) -> str:
     """What was profiled, with what, on what: one line of text."""
     meta, row = record["meta"], record["rows"][0]
+    dtypes = {row["dtype"] for row in record["rows"]}
+    dtype = row["dtype"] if len(dtypes) == 1 else "float32 unless a column says another dtype"
     with_what = [f"driver {meta['driver']}", f"CUDA {meta['cuda']}", f"ncu {meta['ncu']}"]
     clocks = "locked to base" if meta["clock_control"] == "base" else "not locked"
     return (
         f"{meta['gpu']} ({', '.join(with_what)}; clocks {clocks}), {meta['date'][:10]}: "
         f"B={row['batch']}, H={row['heads_q']}, M=N={row['len_q']}, D={row['head_dim']}, "
-        f"{row['dtype']}, not causal. One warm launch of each, measured by Nsight Compute."
+        f"{dtype}, not causal. One warm launch of each, measured by Nsight Compute."
     )
 
 
@@ -140,7 +148,7 @@ def print_table(console: Console, record: Record) -> None:
     columns = [Column("", label_width, "<")]
     for i, row in enumerate(rows, 1):
         widths = [len(part) for line in wrapped for part in line[i]]
-        columns.append(Column(row["impl"], max(len(row["impl"]), *widths)))
+        columns.append(Column(_name(row), max(len(_name(row)), *widths)))
     for part in textwrap.wrap(caption(record), _WIDTH):
         console.line(part)
     console.line()
@@ -169,9 +177,9 @@ def render_markdown(record: Record, docs: Path | None = None) -> str:
     if not record["rows"]:
         raise ValueError("the record has no rows")
     names = [
-        f"[{row['impl']}](ladder/{row['impl']}.md)"
+        f"[{_name(row)}](ladder/{row['impl']}.md)"
         if docs is not None and (docs / "ladder" / f"{row['impl']}.md").is_file()
-        else row["impl"]
+        else _name(row)
         for row in record["rows"]
     ]
     lines = ["| | " + " | ".join(names) + " |", "|---|" + "---:|" * len(names)]

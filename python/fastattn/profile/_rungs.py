@@ -12,18 +12,22 @@ from fastattn.explain import RUNGS
 # in a call is known here, so that it is refused before anything runs; a rung that is missing here
 # is found out all the same, by ncu (see _ncu.profile).
 SEVERAL_KERNELS = {"v0": "scores, softmax and output"}
+# Of what launches short kernels before the one that does the work: that one, which is profiled.
+MAIN_KERNELS = {"v6": "attention_kernel"}
+DTYPES = ("float32", "float16", "bfloat16")
 
 _REFERENCES = ("baseline", "sdpa")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the profiled call: B, H, M = N, D; float32, not causal, Hq = Hkv, D = Dv."""
+    """Of the profiled call: B, H, M = N, D, dtype; not causal, Hq = Hkv, D = Dv."""
 
     batch: int = 4
     heads: int = 12
     length: int = 2048
     head_dim: int = 64
+    dtype: str = "float32"
 
     @property
     def flop(self) -> int:
@@ -71,8 +75,8 @@ def refusal(name: str, shape: Shape) -> str | None:
 
 
 def _shape_refusal(kernel: KernelInfo, shape: Shape) -> str | None:
-    if "float32" not in kernel.dtypes:
-        return f"{kernel.name} takes no float32, and the table and the roofline are float32's"
+    if shape.dtype not in kernel.dtypes:
+        return f"{kernel.name} takes no {shape.dtype}"
     if not kernel.head_dim_min <= shape.head_dim <= kernel.head_dim_max:
         takes = (
             f"{kernel.head_dim_min}"
