@@ -27,6 +27,8 @@ from docs_facts import (
     rung,
 )
 
+from fastattn.explain._formulas import V6_HALF, V6_SPLIT
+
 _RIGHT = 556.0  # width of the panels beside that of global memory
 LANE = 5  # the lane whose share is shown
 UNIT = 2.0  # pixels a float
@@ -474,6 +476,112 @@ def draw_ring(item: Rung) -> str:
     return str(svg)
 
 
+# --- V6 -------------------------------------------------------------------------------------------
+
+_FRAGMENT_CELL = 24.0  # pixels: two neighbouring numbers, which one register holds
+
+
+def _fragment(
+    svg: Svg,
+    x: float,
+    y: float,
+    columns: int,
+    cell: float,
+    *,
+    upright: bool = False,
+    numbered: bool = True,
+) -> None:
+    """A fragment of 16 rows in pairs of numbers: the lane of each, and registers in two shades.
+
+    ``upright``: pairs lie below each other, and a lane has a column; else they lie in a row.
+    """
+    rows, pairs = (8, columns) if upright else (16, columns // 2)
+    high = 2 * cell if upright else cell
+    for row, pair in itertools.product(range(rows), range(pairs)):
+        lane = 4 * pair + row % 4 if upright else 4 * (row % 8) + pair % 4
+        register = row // 4 if upright else row // 8 + pair // 4
+        left, top = x + pair * _FRAGMENT_CELL, y + row * high
+        style = "lane" if lane == LANE else "other" if register % 2 else "tile"
+        svg.rect(left, top, _FRAGMENT_CELL, high, style)
+        svg.rect(left, top, _FRAGMENT_CELL, high, "panel")
+        if numbered:
+            middle = top + high / 2 + 4
+            svg.text(left + _FRAGMENT_CELL / 2, middle, str(lane), "mono", "middle")
+    svg.rect(x, y, pairs * _FRAGMENT_CELL, 16 * cell, "frame")
+
+
+def _one_product(svg: Svg, x: float, y: float) -> None:
+    svg.rect(x, y, 728, 352, "panel", 6)
+    svg.text(x + 12, y + 20, "one mma of a warp: D = A B + D", "head")
+    text = f"a cell: two numbers, which one lane holds, by its number; orange: lane {LANE}"
+    svg.text(x + 716, y + 20, text, "dim", "end")
+    cell, top = 15.0, y + 76
+    for left, name, size, registers, columns, upright in (
+        (x + 26, "A", "16 rows, 16 deep", ("a[0], below a[1]", "a[2], below a[3]"), 16, False),
+        (x + 294, "B", "16 deep, 8 columns", ("b[0], below b[1]",), 8, True),
+        (x + 562, "D", "16 rows, 8 columns", ("d[0], d[1]", "below d[2], d[3]"), 8, False),
+    ):
+        svg.text(left, top - 34, name, "head")
+        svg.text(left + 18, top - 34, size, "dim")
+        for index, text in enumerate(registers):
+            step = index * 96 if name == "A" else 0
+            line = top - 20 + 13 * index if name == "D" else top - 6
+            svg.text(left + step, line, text, "dim")
+        _fragment(svg, left, top, columns, cell, upright=upright)
+    svg.text(x + 256, top + 8 * cell + 4, "times", "", "middle")
+    svg.text(x + 524, top + 8 * cell + 4, "gives", "", "middle")
+    text = "A is Q and then P, by rows. B is Kᵀ and then V: a lane holds two numbers of a column."
+    svg.text(x + 12, y + 340, text, "dim")
+
+
+def _scores_to_weights(svg: Svg, x: float, y: float) -> None:
+    svg.rect(x, y, 728, 250, "panel", 6)
+    svg.text(x + 12, y + 20, "results of Q Kᵀ are an operand of P V as they lie", "head")
+    cell, top, half = 9.0, y + 62, 4 * _FRAGMENT_CELL
+    left = x + 26
+    svg.text(left, top - 20, "S of 8 keys", "mono")
+    svg.text(left + half + 12, top - 20, "of the next 8", "mono")
+    for index in range(2):
+        place = left + index * (half + 12)
+        svg.text(place, top - 6, ("s[0] s[1] / s[2] s[3]"), "dim")
+        _fragment(svg, place, top, 8, cell, numbered=False)
+    svg.text(x + 296, top + 66, "2^(s - reference),", "dim", "middle")
+    svg.text(x + 296, top + 80, "rounded to 16 bits", "dim", "middle")
+    left = x + 366
+    svg.text(left, top - 20, "P, an A of 16 keys", "mono")
+    svg.text(left, top - 6, "a[0] / a[1]", "dim")
+    svg.text(left + half, top - 6, "a[2] / a[3]", "dim")
+    _fragment(svg, left, top, 16, cell, numbered=False)
+    left += 2 * half + 18
+    for index, text in enumerate(
+        ("each lane packs", "its own four pairs:", "no shuffle, no", "shared memory")
+    ):
+        svg.text(left, top + 54 + 16 * index, text, "dim")
+    text = "s[0], s[1] become a[0]; s[2], s[3] a[1]; those of the next 8 keys a[2] and a[3]."
+    svg.text(x + 12, y + 238, text, "dim")
+
+
+def draw_fragments(item: Rung) -> str:
+    """The figure of V6: which lane holds what of a product, and how S becomes P."""
+    svg = Svg(760, 708, f"{item.name.upper()}: who owns what")
+    _one_product(svg, 16, 16)
+    _scores_to_weights(svg, 16, 380)
+    for index, (form, shapes) in enumerate((("16 bits", V6_HALF), ("float32", V6_SPLIT))):
+        head_dim = PRIMARY.head_dim
+        shape, tiles = shapes[head_dim], shapes[head_dim].tiles(head_dim)
+        text = (
+            f"{form}, D to {head_dim}: a block has {tiles['Br']} query rows of one head, a warp "
+            f"{16 * shape.row_tiles} of them; {tiles['Bc']} keys at a time"
+        )
+        svg.text(28, 656 + 18 * index, text)
+    text = "a lane: of each 8 rows one, and of each 8 keys or columns two neighbours"
+    svg.text(28, 692, text)
+    return str(svg)
+
+
+_DRAWINGS = {"v6": draw_fragments}  # of folders, by name
+
+
 # --- V0 -------------------------------------------------------------------------------------------
 
 
@@ -548,7 +656,9 @@ def draw_owners(name: str) -> str:
     """The figure of one rung."""
     item = rung(name)
     if item.source.parent != KERNELS:
-        raise ValueError(f"{name}: a folder; docs_figures needs a drawing")
+        if name not in _DRAWINGS:
+            raise ValueError(f"{name}: a folder; docs_figures needs a drawing")
+        return _DRAWINGS[name](item)
     if not item.arrays:
         return draw_unfused(item)
     names = {array.name for array in item.arrays}

@@ -35,6 +35,7 @@ from docs_facts import (
 )
 
 from fastattn.benchmark import _auto, _forward_report
+from fastattn.explain._formulas import V6_HALF, V6_SPLIT
 
 
 def markdown(head: list[str], rows: list[list[str]], align: str) -> str:
@@ -144,15 +145,25 @@ _COUNTS = {
     "barriers": "barriers of a block",
     "warp_barriers": "barriers of a warp",
     "shuffles": "shuffles of a warp",
+    "votes": "votes of a warp",
+    "mmas": "tensor-core products of a warp",
+    "atomics": "atomics",
 }
 
 
 def _formula_value(name: str, count: str) -> tuple[str, int | None]:
+    """``name`` is a rung's, or one and a dtype: "v6:float16"."""
     formulas = importlib.import_module("fastattn.explain._formulas")
-    item = formulas.RUNGS[name]
+    kernel, _, dtype = name.partition(":")
     shape = formulas.Shape(
-        PRIMARY.batch, PRIMARY.heads, PRIMARY.length, PRIMARY.length, PRIMARY.head_dim
+        PRIMARY.batch,
+        PRIMARY.heads,
+        PRIMARY.length,
+        PRIMARY.length,
+        PRIMARY.head_dim,
+        dtype or "float32",
     )
+    item = formulas.acting(kernel, shape)
     text = item.formulas[count].text if count in item.formulas else "0"
     return text, item.value(count, shape)
 
@@ -166,12 +177,39 @@ def counts(*names: str) -> str:
             continue
         cells = ["-" if value is None else f"{value:,}" for _, value in values]
         rows.append([label, *cells, f"`{values[-1][0]}`"])
-    head = ["count", *(name.upper() for name in names), f"formula of {names[-1].upper()}"]
+    titles = [name.partition(":") for name in names]
+    heads = [f"{kernel.upper()}, {dtype}" if dtype else kernel.upper() for kernel, _, dtype in titles]
+    head = ["count", *heads, f"formula of {heads[-1]}"]
     return markdown(head, rows, "<" + ">" * len(names) + "<")
 
 
+def mma_tiles() -> str:
+    """V6's instances: what a block has, by form and head dim."""
+    rows = []
+    for form, shapes in (("float16, bfloat16", V6_HALF), ("float32", V6_SPLIT)):
+        for head_dim, shape in shapes.items():
+            tiles = shape.tiles(head_dim)
+            is_half = shapes is V6_HALF
+            shared = shape.half_bytes(head_dim) if is_half else shape.split_bytes(head_dim)
+            rows.append(
+                [
+                    form,
+                    str(head_dim),
+                    f"{tiles['Br']}{TIMES}{tiles['Bc']}",
+                    str(32 * tiles["W"]),
+                    str(16 * shape.row_tiles),
+                    "registers" if shape.q_in_registers else "shared memory",
+                    f"{shared:,}",
+                    str(H200.blocks_by_shared(shared)),
+                ]
+            )
+    head = ["dtypes", "D and Dv to", "query rows × keys", "threads", "rows a warp", "Q is in"]
+    head += ["shared memory, bytes", "blocks an SM that it leaves room for, H200"]
+    return markdown(head, rows, "<>>>><>>")
+
+
 def count(name: str, field: str) -> int:
-    """One count of one rung at the primary shape, by its formula."""
+    """One count of one rung, or of "v6:float16", at the primary shape, by its formula."""
     value = _formula_value(name, field)[1]
     if value is None:
         raise ValueError(f"{name}: no formula of {field} holds at the primary shape")
@@ -264,6 +302,11 @@ def _wait(place: int) -> Callable[[Any], str]:
     return show
 
 
+def _tensor_cores(row: Any) -> str:
+    """A TypeError, as for any counter that is None, where they do nothing."""
+    return f"{row.get('tensor_pipe_busy') or None:.1f}%"
+
+
 # What a row says; of the profile's record; of the published figures, where they have it.
 _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], ...] = (
     ("duration, ms", lambda r: number(r["us"] / 1000), lambda r: number(r["duration_ms"])),
@@ -302,6 +345,7 @@ _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], 
     ("turns that they take", lambda r: big(r["load_wavefronts"]), None),
     ("of these, bank conflicts", lambda r: big(r["load_bank_conflicts"]), None),
     ("shared memory busy", lambda r: f"{r['shared_pipe_busy']:.1f}%", None),
+    ("tensor cores busy", _tensor_cores, None),
     ("a scheduler issues", lambda r: f"{r['issue_active']:.1f}% of cycles", None),
     ("cycles an instruction waits: most", _wait(0), None),
     ("then", _wait(1), None),
@@ -310,8 +354,12 @@ _COUNTERS: tuple[tuple[str, Callable[[Any], str], Callable[[Any], str] | None], 
 
 
 def counters(*names: str) -> str:
-    """Rungs before and after by the profiler's counters, and what was published of them."""
-    measured = [profile_row(name) for name in names]
+    """Rungs before and after by the profiler's counters, and what was published of them.
+
+    A name may have a dtype: "v6:float16".
+    """
+    titles = [name.partition(":") for name in names]
+    measured = [profile_row(kernel, dtype or "float32") for kernel, _, dtype in titles]
     gpu = _short(profile_record()["meta"]["gpu"])
     known = {name: row for name, row in published()["profile"].items() if name in names}
 
@@ -331,7 +379,9 @@ def counters(*names: str) -> str:
         ]
         for label, show, show_old in _COUNTERS
     ]
-    head = ["", *(f"{name.upper()}, {gpu}" for name in names)]
+    rows = [row for row in rows if set(row[1:]) != {"-"}]
+    said = [f"{kernel.upper()} {dtype}".strip() for kernel, _, dtype in titles]
+    head = ["", *(f"{name}, {gpu}" for name in said)]
     head += [f"{name.upper()}, RTX 4080" for name in known]
     return markdown(head, rows, "<" + ">" * (len(head) - 1))
 
@@ -519,6 +569,7 @@ TABLES: dict[str, Callable[..., str]] = {
         launch,
         shared,
         counts,
+        mma_tiles,
         counters,
         counted,
         times,

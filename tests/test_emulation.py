@@ -21,7 +21,7 @@ import fastattn
 import helpers
 from fastattn import emulation, testing
 from fastattn.explain import RUNGS, Shape
-from fastattn.explain._formulas import acting, dtypes
+from fastattn.explain._formulas import V6_HALF, V6_SPLIT, acting, dtypes
 from helpers import Case
 
 pytestmark = pytest.mark.skipif(
@@ -192,11 +192,16 @@ def test_tiles_in_registers_use_a_value_eight_times() -> None:
 @pytest.mark.parametrize("dtype", dtypes("v6"))
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_table_of_v6_s_tiles_is_the_source_s(head_dim: int, dtype: str) -> None:
-    """Rows and warps by the launches; keys and head dim of a tile are in the counts above."""
+    """What the launches tell; the keys of a tile by barriers, its head dim in the counts above."""
     tiles = acting("v6", Shape(1, 1, 1, 1, head_dim, dtype)).tiles
+    if dtype == "float32":
+        shared_bytes = V6_SPLIT[head_dim].split_bytes(head_dim)
+    else:
+        shared_bytes = V6_HALF[head_dim].half_bytes(head_dim)
     for rows, blocks in ((tiles["Br"], 1), (tiles["Br"] + 1, 2)):
         launch = checked("v6", case(rows, 1, head_dim, dtype=dtype)).launches[-1]
         assert (launch.blocks, launch.threads) == (blocks, 32 * tiles["W"])
+        assert launch.dynamic_shared_bytes == shared_bytes
     one_tile, two_tiles = (
         checked("v6", case(1, keys, head_dim, dtype=dtype)).counts.barriers
         for keys in (tiles["Bc"], tiles["Bc"] + 1)
@@ -205,7 +210,7 @@ def test_the_table_of_v6_s_tiles_is_the_source_s(head_dim: int, dtype: str) -> N
 
 
 def test_tensor_cores_take_the_place_of_reads_of_shared_memory() -> None:
-    """16 x 16 numbers by one ldmatrix, of which each serves two tiles of 16 x 8 results at least."""
+    """One ldmatrix brings 16 x 16 numbers, of which each serves 16 or 32 rows of a warp."""
     v5 = checked("v5", case(128, 128)).counts
     half = checked("v6", case(128, 128, dtype="float16")).counts
     split = checked("v6", case(128, 128)).counts

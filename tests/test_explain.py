@@ -124,7 +124,7 @@ def test_the_formulas_of_v6_at_one_shape() -> None:
     half, split = (
         acting("v6", dataclasses.replace(SHAPE, dtype=x)) for x in ("float16", "float32")
     )
-    sizes = {name: 2 * 256 * 64 for name in "qkv"}  # bytes of a tensor in float16
+    sizes = dict.fromkeys("qkv", 2 * 256 * 64)  # bytes of a tensor in float16
     assert half.value("global_read_bytes", SHAPE) == sizes["q"] + 2 * (sizes["k"] + sizes["v"])
     # The pre-pass reads K and V; Q is read twice; the parts of K and V have as many bytes as they.
     heads = 4 * 16

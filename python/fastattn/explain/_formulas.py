@@ -410,7 +410,7 @@ _V5 = Rung(
 
 
 @dataclass(frozen=True)
-class _Mma:
+class MmaTiles:
     """What V6's instances differ in.
 
     Attributes
@@ -421,6 +421,8 @@ class _Mma:
         A warp's, of 16 query rows each.
     keys : int
         Of a tile.
+    stages : int
+        Tiles of K and V that have a place in shared memory.
     q_in_registers : bool
         Q's fragments are read once, not for each tile of keys.
     k_in_registers : bool
@@ -430,6 +432,7 @@ class _Mma:
     warps: int
     row_tiles: int
     keys: int
+    stages: int
     q_in_registers: bool
     k_in_registers: bool = True
 
@@ -438,18 +441,30 @@ class _Mma:
         rows = 16 * self.row_tiles * self.warps
         return {"Br": rows, "Bc": self.keys, "W": self.warps, "P": head_dim}
 
+    def half_bytes(self, head_dim: int) -> int:
+        """Shared memory of a block, for float16 and bfloat16: Q, and tiles of K and V."""
+        rows = self.tiles(head_dim)["Br"] + 2 * self.stages * self.keys
+        return 2 * rows * head_dim
+
+    def split_bytes(self, head_dim: int) -> int:
+        """For float32: Q's parts, where they are there, the parts of K and V, and tiles' heads."""
+        rows = 0 if self.q_in_registers else 2 * self.tiles(head_dim)["Br"]
+        return 2 * (rows + 4 * self.stages * self.keys) * head_dim + 16 * self.stages
+
 
 # By the head dim that a tile has. The numbers of the two headers' Shape<...>; the tests compare the
 # emulation's launches and counts with what follows from them.
-_V6_HALF_TILES = {
-    64: _Mma(warps=4, row_tiles=2, keys=64, q_in_registers=True),
-    128: _Mma(warps=4, row_tiles=2, keys=32, q_in_registers=False),
-    256: _Mma(warps=4, row_tiles=1, keys=32, q_in_registers=False),
+V6_HALF = {
+    64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=2, q_in_registers=True),
+    128: MmaTiles(warps=4, row_tiles=2, keys=32, stages=3, q_in_registers=False),
+    256: MmaTiles(warps=4, row_tiles=1, keys=32, stages=2, q_in_registers=False),
 }
-_V6_SPLIT_TILES = {
-    64: _Mma(warps=4, row_tiles=2, keys=64, q_in_registers=True),
-    128: _Mma(warps=8, row_tiles=1, keys=32, q_in_registers=True),
-    256: _Mma(warps=4, row_tiles=1, keys=32, q_in_registers=False, k_in_registers=False),
+V6_SPLIT = {
+    64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=2, q_in_registers=True),
+    128: MmaTiles(warps=8, row_tiles=1, keys=32, stages=2, q_in_registers=True),
+    256: MmaTiles(
+        warps=4, row_tiles=1, keys=32, stages=2, q_in_registers=False, k_in_registers=False
+    ),
 }
 _SPLIT_WARPS = 8  # of a block of the kernel that splits K and V
 
@@ -461,7 +476,7 @@ _WHOLE_SECTORS_16 = "D % 16 == 0"
 
 def _v6_half(head_dim: int) -> Rung:
     """float16 and bfloat16."""
-    tiles = _V6_HALF_TILES[head_dim]
+    tiles = V6_HALF[head_dim]
     q_reads = "Br*P/256" if tiles.q_in_registers else "ceil(N/Bc)*Br*P/256"
     reads = f"B*H*ceil(M/Br)*({q_reads} + ceil(N/Bc)*W*Bc*P/128)"
     q_why = "Q's fragments once" if tiles.q_in_registers else "Q's fragments for each tile of keys"
@@ -544,7 +559,7 @@ def _v6_half(head_dim: int) -> Rung:
 
 def _v6_split(head_dim: int) -> Rung:
     """float32: a kernel that splits K and V into parts, and one of attention."""
-    tiles = _V6_SPLIT_TILES[head_dim]
+    tiles = V6_SPLIT[head_dim]
     # ldmatrix of a warp for 16 keys and 16 columns of a tile, in both products together.
     k_reads = 2 if tiles.k_in_registers else 3
     q_reads = 0 if tiles.q_in_registers else 3 * tiles.row_tiles
@@ -561,8 +576,8 @@ def _v6_split(head_dim: int) -> Rung:
         {
             "global_read_bytes": Formula(
                 "8*B*H*(N*D + M*D + ceil(M/Br)*ceil(N/Bc)*(Bc*P + 2))",
-                "K and V once, to be split; Q twice, for the maxima of its rows and for itself; the "
-                "parts of K and V, and a head of 16 bytes a tile, for each query tile",
+                "K and V once, to be split; Q twice, for the maxima of its rows and for itself; "
+                "the parts of K and V, and a head of 16 bytes a tile, for each query tile",
                 _WHOLE_ROWS,
             ),
             "global_write_bytes": Formula(
@@ -571,7 +586,7 @@ def _v6_split(head_dim: int) -> Rung:
             ),
             "global_read_requests": Formula(
                 "B*H*(N*P/64 + ceil(M/8)*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/64 + 1))",
-                "16 bytes a lane for K, V and their parts; 4 for Q, whose 8 rows lie as a fragment's",
+                "16 bytes a lane for K, V and their parts; 4 for Q, whose 8 rows are a fragment's",
                 # In the loop of the narrowest tile the emulation lets lanes that have an atomic to
                 # do read by themselves.
                 f"{_WHOLE_TILES} and P > 64",
@@ -649,7 +664,7 @@ def _v6_split(head_dim: int) -> Rung:
 
 def _v6(shape: Shape) -> Rung:
     """V6 with the tiles that it has for this call."""
-    head_dim = next(size for size in _V6_SPLIT_TILES if shape.head_dim <= size)
+    head_dim = next(size for size in V6_SPLIT if shape.head_dim <= size)
     return _v6_split(head_dim) if shape.dtype == "float32" else _v6_half(head_dim)
 
 

@@ -19,7 +19,7 @@ struct KeyRange {
   }
 };
 
-__device__ __forceinline__ KeyRange visible_keys(const ForwardParams& p, int row) {
+__host__ __device__ __forceinline__ KeyRange visible_keys(const ForwardParams& p, int row) {
   const std::int64_t position = static_cast<std::int64_t>(row) + p.len_kv - p.len_q;
   const int right = p.mask.causal ? 0 : p.mask.window_right;
   const std::int64_t length = p.len_kv;

@@ -23,47 +23,56 @@ __device__ __forceinline__ float sign_of_scale(float scale) {
   return scale > 0.0F ? 1.0F : (scale < 0.0F ? -1.0F : 0.0F);
 }
 
-// Moves the references of rows whose largest score in rS is over `end`, or that have none yet, so
-// that this score becomes `start`. rS holds scores relative to the references. row_sum: of this
-// thread's keys. A thread's row r is half r % 2 of fragment r / 2. Returns whether all rows have a
-// reference.
-template <int kRowTiles, int kKeyTiles, int kColumnTiles>
-__device__ __forceinline__ bool move_references(float (&rS)[kRowTiles][kKeyTiles][4],
-                                                float (&rO)[kRowTiles][kColumnTiles][4],
-                                                float (&reference)[2 * kRowTiles],
-                                                float (&row_sum)[2 * kRowTiles], float start,
-                                                float end) {
-  bool has_all = true;
+// The largest of a row's scores that this thread holds. A thread's row r is half r % 2 of fragment
+// r / 2.
+template <int kRowTiles, int kKeyTiles>
+__device__ __forceinline__ float largest_of_row(const float (&rS)[kRowTiles][kKeyTiles][4], int r) {
+  float largest = -INFINITY;
 #pragma unroll
-  for (int r = 0; r < 2 * kRowTiles; ++r) {
-    float ahead = -INFINITY;
+  for (int n = 0; n < kKeyTiles; ++n) {
+    const float* s = rS[r / 2][n] + 2 * (r % 2);
+    largest = fmaxf(largest, fmaxf(s[0], s[1]));
+  }
+  return largest;
+}
+
+// A warp's references, and the sums of its rows' weights, each of one thread's keys.
+template <int kRows>
+struct References {
+  float value[kRows] = {};
+  float row_sum[kRows] = {};
+  bool all_set = false;
+
+  // Moves the references of rows whose largest score makes a weight over 2^end, or that have none
+  // yet, so that this weight becomes 2^start; rescales O. `largest`: of this thread's keys.
+  template <int kRowTiles, int kColumnTiles>
+  __device__ __forceinline__ void follow(const float (&largest)[kRows],
+                                         float (&rO)[kRowTiles][kColumnTiles][4], float start,
+                                         float end) {
+    bool moves = !all_set;
 #pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      const float* s = rS[r / 2][n] + 2 * (r % 2);
-      ahead = fmaxf(ahead, fmaxf(s[0], s[1]));
-    }
-    ahead = max_of_lanes<4>(ahead);
-    const bool has_reference = sum_of_lanes<4>(row_sum[r]) != 0.0F;
-    if (has_reference ? ahead <= end : ahead == -INFINITY) {
-      has_all = has_all && has_reference;
-      continue;
-    }
-    ahead -= start;
-    const float rescale = has_reference ? ptx::ex2_approx_ftz(-ahead) : 0.0F;
-    reference[r] += ahead;
-    row_sum[r] *= rescale;
+    for (int r = 0; r < kRows; ++r) moves = moves || largest[r] - value[r] > end;
+    if (!__any_sync(0xffffffffU, moves)) return;
+    all_set = true;
 #pragma unroll
-    for (int n = 0; n < kColumnTiles; ++n) {
-      rO[r / 2][n][2 * (r % 2)] *= rescale;
-      rO[r / 2][n][2 * (r % 2) + 1] *= rescale;
-    }
+    for (int r = 0; r < kRows; ++r) {
+      const float row_largest = max_of_lanes<4>(largest[r]);
+      const bool is_set = sum_of_lanes<4>(row_sum[r]) != 0.0F;
+      if (is_set ? row_largest - value[r] <= end : row_largest == -INFINITY) {
+        all_set = all_set && is_set;
+        continue;
+      }
+      const float old = value[r];
+      value[r] = row_largest - start;
+      const float rescale = is_set ? ptx::ex2_approx_ftz(old - value[r]) : 0.0F;
+      row_sum[r] *= rescale;
 #pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      rS[r / 2][n][2 * (r % 2)] -= ahead;
-      rS[r / 2][n][2 * (r % 2) + 1] -= ahead;
+      for (int n = 0; n < kColumnTiles; ++n) {
+        rO[r / 2][n][2 * (r % 2)] *= rescale;
+        rO[r / 2][n][2 * (r % 2) + 1] *= rescale;
+      }
     }
   }
-  return has_all;
-}
+};
 
 }  // namespace fastattn::cuda

@@ -127,9 +127,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     times_own_chunks<T::kType, QCopy>(sQ, sign_of_scale(p.scale));
   }
 
-  float reference[kRows] = {};  // in scaled scores
-  float row_sum[kRows] = {};    // of this thread's keys
-  bool all_have_reference = false;
+  References<kRows> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
   const auto hide = [&](float(&rS)[kRowTiles][kKeyTiles][4], int kv_start) {
@@ -146,17 +144,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
-  };
-  // Scores of 8 keys, scaled and relative to the reference; the product is rounded, so that equal
-  // scores stay equal. Returns the largest.
-  const auto scale_scores = [&](float(&rS)[kRowTiles][kKeyTiles][4], int unit, float largest) {
-    float(&s)[4] = rS[unit % kRowTiles][unit / kRowTiles];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[e] = __fmul_rn(s[e], scale_log2) - reference[unit % kRowTiles * 2 + e / 2];
-      largest = fmaxf(largest, s[e]);
-    }
-    return largest;
   };
   // Fragments are read from shared memory one step ahead of their use.
   constexpr int kSteps = kHeadDim / 16;
@@ -250,15 +237,19 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
 
     if (kMasked && hides) hide(rS, tiles.at(visit) * kBlockKV);
-    float largest = -INFINITY;
+    // The product is rounded, so that equal scores stay equal.
+    float largest[kRows];
 #pragma unroll
-    for (int unit = 0; unit < kKeyTiles * kRowTiles; ++unit) {
-      largest = scale_scores(rS, unit, largest);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int n = 0; n < kKeyTiles; ++n) {
+        float* s = rS[r / 2][n] + 2 * (r % 2);
+        s[0] = __fmul_rn(s[0], scale_log2);
+        s[1] = __fmul_rn(s[1], scale_log2);
+      }
+      largest[r] = largest_of_row(rS, r);
     }
-    if (__any_sync(0xffffffffU, largest > kWeightEnd || !all_have_reference)) {
-      all_have_reference =
-          move_references(rS, rO, reference, row_sum, kWeightStart, kWeightEnd);
-    }
+    reference.follow(largest, rO, kWeightStart, kWeightEnd);
     v_arrives();
 
     // P = exp(S), and O += P V.
@@ -269,9 +260,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
         for (int h = 0; h < 4; ++h) {
           float* s = rS[m][2 * kk + h / 2] + h % 2 * 2;
-          s[0] = ptx::ex2_approx_ftz(s[0]);
-          s[1] = ptx::ex2_approx_ftz(s[1]);
-          row_sum[2 * m + h % 2] += s[0] + s[1];
+          const int r = 2 * m + h % 2;
+          s[0] = ptx::ex2_approx_ftz(s[0] - reference.value[r]);
+          s[1] = ptx::ex2_approx_ftz(s[1] - reference.value[r]);
+          reference.row_sum[r] += s[0] + s[1];
           rP[kk][m][h] = Number::pack(s[0], s[1]);
         }
       }
@@ -312,7 +304,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           const int begin = seen.begin - kv_start - 2 * t, end = seen.end - kv_start - 2 * t;
 #pragma unroll
           for (int n = 0; n < kColumnTiles; n += 2) {
-            float sum[2][4] = {};
+            float sum[2][4];
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sum[e / 4][e % 4] = rO[m][n + e / 4][e % 4];
 #pragma unroll
             for (int kk = 0; kk < kBlockKV / 16; ++kk) {
               unsigned b[4];
@@ -328,7 +322,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
             }
 #pragma unroll
             for (int e = 0; e < 8; ++e) {
-              if (g + e % 4 / 2 * 8 == row) rO[m][n + e / 4][e % 4] += sum[e / 4][e % 4];
+              if (g + e % 4 / 2 * 8 == row) rO[m][n + e / 4][e % 4] = sum[e / 4][e % 4];
             }
           }
         }
@@ -348,7 +342,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   // the place of its own rows of Q, so that whole rows are written.
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float sum = sum_of_lanes<4>(row_sum[r]);
+    const float sum = sum_of_lanes<4>(reference.row_sum[r]);
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
     char* sRow = sQ + (warp_row + 8 * r + g) * Tile::kRowBytes + 4 * t;
 #pragma unroll
@@ -360,7 +354,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (p.lse != nullptr && t == 0 && row_of(r) < p.len_q) {
       const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
       p.lse[head_index * p.len_q + row_of(r)] =
-          sum == 0.0F ? -INFINITY : (reference[r] + log2f(sum)) * kLn2;
+          sum == 0.0F ? -INFINITY : (reference.value[r] + log2f(sum)) * kLn2;
     }
   }
   __syncwarp();

@@ -28,13 +28,13 @@
 namespace fastattn::cuda::v6::split {
 
 #ifndef SP64
-#define SP64 kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2, kQInRegisters = 1, kKeepK = 1
+#define SP64 kWarps = 4, kRowTiles = 2, kBlockKV = 32, kStages = 3, kBlocksPerSM = 2, kQInRegisters = 1, kKeepK = 1
 #endif
 #ifndef SP128
-#define SP128 kWarps = 8, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 1, kQInRegisters = 1, kKeepK = 1
+#define SP128 kWarps = 8, kRowTiles = 1, kBlockKV = 64, kStages = 2, kBlocksPerSM = 1, kQInRegisters = 1, kKeepK = 1
 #endif
 #ifndef SP256
-#define SP256 kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 1, kQInRegisters = 0, kKeepK = 0
+#define SP256 kWarps = 8, kRowTiles = 1, kBlockKV = 16, kStages = 2, kBlocksPerSM = 1, kQInRegisters = 0, kKeepK = 0
 #endif
 template <int kHeadDim>
 struct Shape;
@@ -63,7 +63,8 @@ struct SplitKV {
   std::uint16_t* parts;
   float* factors;
   TileHead* heads;
-  int tiles;  // of a head
+  int tiles;       // of a head
+  int first_tile;  // of those that some row sees
 };
 
 struct Call {
@@ -85,18 +86,27 @@ struct Traits : Shape<kHeadDim_> {
   static constexpr std::size_t kSharedBytes = 
       kQBytes + S::kStages * (kTileBytes + static_cast<int>(sizeof(TileHead)));
 
+  // The tiles that hold a key which some row sees.
+  static KeyRange seen_tiles(const ForwardParams& p) {
+    const int begin = visible_keys(p, 0).begin, end = visible_keys(p, p.len_q - 1).end;
+    if (begin >= end) return {0, 0};
+    return {begin / S::kBlockKV, (end - 1) / S::kBlockKV + 1};
+  }
   static SplitKV layout(const ForwardParams& p, void* memory) {
-    const std::int64_t tiles = ceil_div(p.len_kv, S::kBlockKV);
-    const std::int64_t all = tiles * p.batch * p.heads_kv;
+    const KeyRange tiles = seen_tiles(p);
+    const std::int64_t all =
+        static_cast<std::int64_t>(tiles.end - tiles.begin) * p.batch * p.heads_kv;
     char* bytes = static_cast<char*>(memory);
     return {.parts = reinterpret_cast<std::uint16_t*>(bytes),
             .factors = reinterpret_cast<float*>(bytes + all * kTileBytes),
             .heads = reinterpret_cast<TileHead*>(bytes + all * (kTileBytes + 2 * S::kBlockKV * 4)),
-            .tiles = static_cast<int>(tiles)};
+            .tiles = tiles.end - tiles.begin,
+            .first_tile = tiles.begin};
   }
   static std::size_t scratch_bytes(const ForwardParams& p) {
-    return static_cast<std::size_t>(ceil_div(p.len_kv, S::kBlockKV) * p.batch * p.heads_kv *
-                                    (kTileBytes + 2 * S::kBlockKV * 4 + static_cast<std::int64_t>(sizeof(TileHead))));
+    const KeyRange tiles = seen_tiles(p);
+    constexpr std::size_t kBytes = kTileBytes + 2 * S::kBlockKV * sizeof(float) + sizeof(TileHead);
+    return static_cast<std::size_t>(tiles.end - tiles.begin) * p.batch * p.heads_kv * kBytes;
   }
 };
 
@@ -145,35 +155,30 @@ constexpr int kSplitThreads = 256;
 
 // One block splits one tile of K (blockIdx.y = 0) or of V.
 template <class T>
-__global__ void __launch_bounds__(kSplitThreads)
+__global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 8 : 4)
     split_kernel(const __grid_constant__ Call call) {
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kBlockKV = T::kBlockKV, kRowStep = kSplitThreads / Tile::kChunks;
-  constexpr int kPasses = kBlockKV / kRowStep > 0 ? kBlockKV / kRowStep : 1;
-  __shared__ unsigned largest, smallest;  // absolute maxima of rows, as bits; the smallest that is not 0
-  __shared__ int holds_wild;
+  constexpr int kPasses = (kBlockKV + kRowStep - 1) / kRowStep;
+  constexpr int kWarps = kSplitThreads / 32;
+  __shared__ float sLargest[kWarps], sSmallest[kWarps];  // absolute maxima of rows; the least not 0
 
   const ForwardParams& p = call.p;
   const bool is_v = blockIdx.x % 2 == 1;
   const std::int64_t index = blockIdx.x / 2;  // of the tile, over all heads
   const std::int64_t head_index = index / call.kv.tiles;
-  const int first_row = static_cast<int>(index % call.kv.tiles) * kBlockKV;
+  const int first_row =
+      (call.kv.first_tile + static_cast<int>(index % call.kv.tiles)) * kBlockKV;
   const Strides& stride = is_v ? p.v_stride : p.k_stride;
   const int dim = is_v ? p.head_dim_v : p.head_dim;
   const HeadView g = head_view(is_v ? p.v : p.k, stride, head_index / p.heads_kv, head_index % p.heads_kv, p.len_kv, dim);
   const int r = static_cast<int>(threadIdx.x) / Tile::kChunks;
   const int c = static_cast<int>(threadIdx.x) % Tile::kChunks;
 
-  if (threadIdx.x == 0) {
-    largest = 0;
-    smallest = 0xffffffffU;
-    holds_wild = 0;
-  }
-  __syncthreads();
-
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(g.data) % 16 == 0 && g.row_stride % 4 == 0;
   float x[kPasses][8];
   float row_max[kPasses];
+  float largest = 0.0F, smallest = INFINITY;
   bool wild = false;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
@@ -196,17 +201,25 @@ __global__ void __launch_bounds__(kSplitThreads)
       row_max[i] = fmaxf(row_max[i], fabsf(finite));
     }
     row_max[i] = max_of_lanes<Tile::kChunks>(row_max[i]);
-    if (c == 0 && row_max[i] != 0.0F) {
-      atomicMax(&largest, __float_as_uint(row_max[i]));
-      atomicMin(&smallest, __float_as_uint(row_max[i]));
-    }
+    largest = fmaxf(largest, row_max[i]);
+    if (row_max[i] != 0.0F) smallest = fminf(smallest, row_max[i]);
   }
-  if (wild) holds_wild = 1;
-  __syncthreads();
+  largest = max_of_lanes<32>(largest);
+  smallest = -max_of_lanes<32>(-smallest);
+  if (threadIdx.x % 32 == 0) {
+    sLargest[threadIdx.x / 32] = largest;
+    sSmallest[threadIdx.x / 32] = smallest;
+  }
+  wild = __syncthreads_or(wild) != 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    largest = fmaxf(largest, sLargest[w]);
+    smallest = fminf(smallest, sSmallest[w]);
+  }
 
   // Rows 2^16 apart and more would lose digits under one scale.
-  const bool is_uneven = holds_wild != 0 || (smallest <= largest && (largest >> 23) - (smallest >> 23) > 16);
-  const float tile_scale = scale_of(__uint_as_float(largest));
+  const bool is_uneven = wild || smallest * 65536.0F < largest;
+  const float tile_scale = scale_of(largest);
   char* hi = reinterpret_cast<char*>(call.kv.parts) + index * T::kTileBytes + (is_v ? 2 * T::kPartBytes : 0);
   float* factors = call.kv.factors + (2 * index + (is_v ? 1 : 0)) * kBlockKV;
 #pragma unroll
@@ -251,7 +264,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const std::int64_t kv_head =
       static_cast<std::int64_t>(tile.batch) * p.heads_kv + tile.head / (p.heads_q / p.heads_kv);
   const KeyTiles tiles = key_tiles(p, tile.first_row, min(tile.first_row + T::kBlockQ, p.len_q) - 1, kBlockKV);
-  const std::int64_t first_tile = kv_head * call.kv.tiles;
+  const std::int64_t first_tile = kv_head * call.kv.tiles - call.kv.first_tile;
   const int warp_row = warp * T::kWarpRows;
   const auto row_of = [&](int r) { return tile.first_row + warp_row + 8 * r + g; };
 
@@ -313,9 +326,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int k_offset = Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const int v_offset = Tile::offset(lane % 16, lane / 16);
 
-  float reference[kRows] = {};
-  float row_sum[kRows] = {};
-  bool all_have_reference = false;
+  References<kRows> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
   // kCareful: the mask cuts through the tile, or it or Q holds numbers that need care.
@@ -389,10 +400,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     }
 
-    // Scaled scores, relative to the reference; the product is rounded, so that equal scores stay
-    // equal.
+    // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
-    float largest = -INFINITY;
+    float largest[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const KeyRange seen = kCareful ? visible_keys(p, row_of(r)) : KeyRange{};
@@ -403,16 +413,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
-          s = __fmul_rn(s, kCareful ? row_factor * gFactors[8 * n + e] : row_factor) - reference[r];
+          s = __fmul_rn(s, kCareful ? row_factor * gFactors[8 * n + e] : row_factor);
           if (kCareful && (8 * n + e < begin || 8 * n + e >= end)) s = -INFINITY;
-          largest = fmaxf(largest, s);
         }
       }
+      largest[r] = largest_of_row(rS, r);
     }
-    if (__any_sync(0xffffffffU, largest > kWeightEnd || !all_have_reference)) {
-      all_have_reference =
-          move_references(rS, rO, reference, row_sum, kWeightStart, kWeightEnd);
-    }
+    reference.follow(largest, rO, kWeightStart, kWeightEnd);
 
     // Weights. In a careful step V's factors go into them, and each row has a scale of its own.
     float v_factor[kRows];
@@ -425,8 +432,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
-          s = ptx::ex2_approx_ftz(s);
-          row_sum[r] += s;
+          s = ptx::ex2_approx_ftz(s - reference.value[r]);
+          reference.row_sum[r] += s;
           if constexpr (kCareful) {
             s *= gFactors[kBlockKV + 8 * n + e] * kWeightUnit;
             weight_max = fmaxf(weight_max, s);
@@ -516,20 +523,28 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
   };
 
-  int stage = 0;
-  for (int visit = 0; visit < tiles.count(); ++visit) {
+  // Tiles of one kind in a row, so that the loop over the plain ones has the registers for itself.
+  int visit = 0, stage = 0;
+  const auto await_tile = [&] {
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
     start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
-    const int tile_at = T::kQBytes + stage * T::kTileBytes;
-    const TileHead head = sHeads[stage];
-    stage = stage + 1 == kStages ? 0 : stage + 1;
-    const int kv_tile = tiles.at(visit);
-    if (visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0) {
-      step(kv_tile, tile_at, head, std::true_type{});
-    } else {
-      step(kv_tile, tile_at, head, std::false_type{});
+  };
+  const auto step_while = [&](auto is_careful) {
+    while (visit < tiles.count()) {
+      const TileHead head = sHeads[stage];
+      const bool needs_care = visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0;
+      if (needs_care != decltype(is_careful)::value) return;
+      step(tiles.at(visit), T::kQBytes + stage * T::kTileBytes, head, is_careful);
+      ++visit;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+      await_tile();
     }
+  };
+  await_tile();
+  while (visit < tiles.count()) {
+    step_while(std::true_type{});
+    step_while(std::false_type{});
   }
 
   // The one division; a row with no weight at all saw no key.
@@ -537,7 +552,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const bool is_aligned = reinterpret_cast<std::uintptr_t>(gO) % 8 == 0 && p.out_stride.row % 2 == 0;
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float sum = sum_of_lanes<4>(row_sum[r]);
+    const float sum = sum_of_lanes<4>(reference.row_sum[r]);
     const int row = row_of(r);
     if (row >= p.len_q) continue;
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / (sum * kWeightUnit);
@@ -555,7 +570,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
     if (p.lse != nullptr && t == 0) {
       const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
-      p.lse[head_index * p.len_q + row] = sum == 0.0F ? -INFINITY : (reference[r] + log2f(sum)) * kLn2;
+      p.lse[head_index * p.len_q + row] = sum == 0.0F ? -INFINITY : (reference.value[r] + log2f(sum)) * kLn2;
     }
   }
 }
