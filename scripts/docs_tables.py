@@ -178,7 +178,9 @@ def counts(*names: str) -> str:
         cells = ["-" if value is None else f"{value:,}" for _, value in values]
         rows.append([label, *cells, f"`{values[-1][0]}`"])
     titles = [name.partition(":") for name in names]
-    heads = [f"{kernel.upper()}, {dtype}" if dtype else kernel.upper() for kernel, _, dtype in titles]
+    heads = [
+        f"{kernel.upper()}, {dtype}" if dtype else kernel.upper() for kernel, _, dtype in titles
+    ]
     head = ["count", *heads, f"formula of {heads[-1]}"]
     return markdown(head, rows, "<" + ">" * len(names) + "<")
 
