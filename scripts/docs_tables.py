@@ -205,7 +205,7 @@ def mma_tiles() -> str:
                     str(H200.blocks_by_shared(shared)),
                 ]
             )
-    head = ["dtypes", "D and Dv to", "query rows × keys", "threads", "rows a warp", "Q is in"]
+    head = ["dtypes", "D and Dv to", f"query rows{TIMES}keys", "threads", "rows a warp", "Q is in"]
     head += ["shared memory, bytes", "blocks an SM that it leaves room for, H200"]
     return markdown(head, rows, "<>>>><>>")
 

@@ -221,7 +221,7 @@ def run(
     v : array, shape (B, Hkv, N, Dv), of q's dtype
         Values; Dv other than D where the rung takes it.
     kernel : str
-        The name of a rung, "v0" to "v5". As on a GPU, V3 and V4 hand head dims other than 64 to V2.
+        The name of a rung, "v0" to "v6". As on a GPU, V3 and V4 hand head dims other than 64 to V2.
     causal, window
         As in ``forward``, where the rung takes a mask.
     scale : float or None
