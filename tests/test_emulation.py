@@ -60,12 +60,16 @@ REGISTER_TILES = [*WIDE, case(128, 128), case(1, 1, 40), case(17, 63, 24), case(
 CASES = {"v0": SQUARE, "v1": SQUARE + OTHER, "v2": SQUARE + OTHER, "v3": WIDE, "v4": WIDE}
 CASES["v5"] = REGISTER_TILES
 # V6 has its formulas for tiles that the end of the keys does not cut through.
-TENSOR_CORES = [case(64, 64), case(1, 64, 40), case(130, 128, 16, h=2), case(128, 192, b=2)]
-TENSOR_CORES += [case(70, 64, 128), case(129, 96, 72), case(64, 64, 256), case(9, 32, 200, h=2)]
-HALF = [dataclasses.replace(problem, dtype="float16") for problem in TENSOR_CORES]
+CASES["v6"] = [
+    case(m, acting("v6", Shape(1, 1, m, 1, d, dtype)).tiles["Bc"] * tiles, d, h=h, dtype=dtype)
+    for dtype in dtypes("v6")
+    for m, tiles, d, h in (
+        *((64, 1, 64, 1), (1, 2, 40, 1), (130, 2, 16, 2), (128, 3, 64, 1), (70, 2, 128, 1)),
+        *((129, 1, 72, 1), (64, 2, 256, 1), (9, 1, 200, 2)),
+    )
+]
 if "bfloat16" in NUMPY.dtypes:
-    HALF.append(case(64, 64, dtype="bfloat16"))
-CASES["v6"] = TENSOR_CORES + HALF
+    CASES["v6"].append(case(64, 64, dtype="bfloat16"))
 
 PROBLEMS = [
     pytest.param(kernel, problem, id=f"{kernel}-{problem}")
@@ -477,7 +481,7 @@ def test_results_hold_against_the_oracle_of_testing() -> None:
     assert testing.error(report.out, testing.reference(q, k, v)[0]) < 1e-6
 
 
-# ---- V5: masks, any head dims --------------------------------------------------------------------
+# ---- V5 and V6: masks, any head dims -------------------------------------------------------------
 
 
 def masked(m: int, n: int, d: int = 64, dv: int | None = None, **options: Any) -> Case:
@@ -534,6 +538,53 @@ def test_v5_takes_any_call(problem: Case) -> None:
         *helpers.inputs(problem), kernel="v5", return_lse=True, **problem.options
     )
     helpers.expected(problem, "cpu").check(out, lse)
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+@pytest.mark.parametrize("problem", ANY_CALL, ids=str)
+def test_v6_takes_any_call(problem: Case, dtype: str) -> None:
+    """Right in both builds, and clean in the checked one."""
+    problem = dataclasses.replace(problem, dtype=dtype)
+    report = checked("v6", problem)
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+    assert report.findings == ()
+    out, lse = fastattn.forward(*inputs(problem), kernel="v6", return_lse=True, **problem.options)
+    np.testing.assert_array_equal(out, report.out)
+    np.testing.assert_array_equal(lse, report.lse)
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+@pytest.mark.parametrize("head_dim", [24, 72, 136])
+def test_v6_is_clean_where_steps_are_careful(head_dim: int, dtype: str) -> None:
+    """Numbers that need care in tiles that the mask cuts through, and in others; any order."""
+    problem = case(40, 150, head_dim, dtype=dtype)
+    q, k, v = (x.copy() for x in inputs(problem))
+    q[..., 3, :] = np.inf
+    k[..., 5, :] = -np.inf
+    k[..., 145, :] = 6e4
+    v[..., 20, 1] = np.nan
+    v[..., 149, :] = np.inf
+    for mask in ({}, {"causal": True}, {"window": (60, 3)}):
+        reports = [emulation.run(q, k, v, kernel="v6", seed=seed, **mask) for seed in (0, 1)]
+        assert [report.findings for report in reports] == [(), ()]
+        np.testing.assert_array_equal(reports[0].out, reports[1].out)
+        out = fastattn.forward(q, k, v, kernel="v6", **mask)
+        np.testing.assert_array_equal(out, reports[0].out)
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+@pytest.mark.parametrize("layout", [*helpers.INPUT_LAYOUTS, "row_stride_plus_3"])
+def test_v6_takes_every_layout(layout: str, dtype: str) -> None:
+    """Rows that are not aligned to 16 bytes are packed first; nothing past them is touched."""
+    problem = masked(9, 70, 40, 33, causal=True, heads_q=2, heads_kv=2, dtype=dtype)
+    place = (helpers.INPUT_LAYOUTS | {"row_stride_plus_3": helpers._padded(3)})[layout]
+    q, k, v = (place(NUMPY, x, dtype) for x in helpers.inputs(problem))
+    report = emulation.run(q, k, v, kernel="v6", causal=True)
+    assert report.findings == ()
+    helpers.expected(problem, "cpu").check(report.out, report.lse)
+    packed = [launch for launch in report.launches if launch.kernel == "pack_kernel"]
+    assert bool(packed) == (dtype == "float16")  # v has 33 columns
+    np.testing.assert_array_equal(report.out, checked("v6", problem).out)
 
 
 @pytest.mark.parametrize("head_dim", [72, 128, 136, 256])

@@ -120,16 +120,17 @@ def test_the_formulas_of_the_ladder_at_one_shape() -> None:
 
 
 def test_the_formulas_of_v6_at_one_shape() -> None:
-    """Likewise: two tiles of 128 queries and four of 64 keys, for either form."""
+    """Likewise, for either form."""
     half, split = (
         acting("v6", dataclasses.replace(SHAPE, dtype=x)) for x in ("float16", "float32")
     )
-    sizes = dict.fromkeys("qkv", 2 * 256 * 64)  # bytes of a tensor in float16
-    assert half.value("global_read_bytes", SHAPE) == sizes["q"] + 2 * (sizes["k"] + sizes["v"])
-    # The pre-pass reads K and V; Q is read twice; the parts of K and V have as many bytes as they.
-    heads = 4 * 16
+    tensor = 2 * 256 * 64  # bytes in float16
+    assert half.value("global_read_bytes", SHAPE) == tensor * (1 + 2 * 256 // half.tiles["Br"])
+    # The pre-pass reads K and V; Q is read twice. The parts of K and V have as many bytes as they,
+    # and a tile of them has a head; each tile of queries reads both.
+    parts = 2 * (2 * tensor) + 16 * 256 // split.tiles["Bc"]
     assert split.value("global_read_bytes", SHAPE) == (
-        2 * (sizes["k"] + sizes["v"] + 2 * sizes["q"]) + 2 * (2 * (sizes["k"] + sizes["v"]) + heads)
+        2 * (2 * tensor) + 2 * (2 * tensor) + 256 // split.tiles["Br"] * parts
     )
     products = 2 * (256 * 256 * 64) // (16 * 8 * 16)
     assert half.value("mmas", SHAPE) == products

@@ -460,10 +460,10 @@ V6_HALF = {
     256: MmaTiles(warps=4, row_tiles=1, keys=32, stages=2, q_in_registers=False),
 }
 V6_SPLIT = {
-    64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=2, q_in_registers=True),
-    128: MmaTiles(warps=8, row_tiles=1, keys=32, stages=2, q_in_registers=True),
+    64: MmaTiles(warps=4, row_tiles=2, keys=32, stages=3, q_in_registers=True),
+    128: MmaTiles(warps=8, row_tiles=1, keys=64, stages=2, q_in_registers=True),
     256: MmaTiles(
-        warps=4, row_tiles=1, keys=32, stages=2, q_in_registers=False, k_in_registers=False
+        warps=8, row_tiles=1, keys=16, stages=2, q_in_registers=False, k_in_registers=False
     ),
 }
 _SPLIT_WARPS = 8  # of a block of the kernel that splits K and V
@@ -517,9 +517,9 @@ def _v6_half(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "shared_read_transactions": Formula(
-                f"4*{reads} + B*H*M*P/64",
-                "ldmatrix takes 4 turns, one of its 8 x 8 matrices each; a row of O P/64",
-                f"{_WHOLE_TILES} and D == P",
+                f"4*{reads} + B*H*M*ceil(D/64)",
+                "ldmatrix takes 4 turns, one of its 8 x 8 matrices each; 64 numbers of O one",
+                _WHOLE_TILES,
             ),
             "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
             "shared_write_transactions": Formula(
@@ -567,8 +567,8 @@ def _v6_split(head_dim: int) -> Rung:
     q_writes = "" if tiles.q_in_registers else " + Br*P/32"
     lanes = (head_dim // 8).bit_length() - 1  # log2 of the lanes that share a row of K or V
     reads = (
-        f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*6"
-        f" + ceil(M/Br)*ceil(N/Bc)*W*({{}}{fragments}*Bc*P/256 + {{}}1))"
+        f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*{2 * _SPLIT_WARPS}"
+        f" + {{}}ceil(M/Br)*W*(ceil(N/Bc)*({fragments}*Bc*P/256 + 1) + 1))"
     )
     return Rung(
         "v6",
@@ -587,9 +587,7 @@ def _v6_split(head_dim: int) -> Rung:
             "global_read_requests": Formula(
                 "B*H*(N*P/64 + ceil(M/8)*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/64 + 1))",
                 "16 bytes a lane for K, V and their parts; 4 for Q, whose 8 rows are a fragment's",
-                # In the loop of the narrowest tile the emulation lets lanes that have an atomic to
-                # do read by themselves.
-                f"{_WHOLE_TILES} and P > 64",
+                _WHOLE_TILES,
             ),
             "global_write_requests": Formula(
                 "B*H*(ceil(M/8)*(D/8 + 1) + ceil(N/Bc)*(6*Bc*P/256 + 4))",
@@ -608,25 +606,27 @@ def _v6_split(head_dim: int) -> Rung:
                 f"{_WHOLE_TILES} and M % 8 == 0",
             ),
             "shared_read_requests": Formula(
-                reads.format("", ""),
-                f"6 small ones of each warp that splits; {fragments} ldmatrix for 16 keys and 16 "
-                "columns of both products; the tile's head",
+                reads.format(""),
+                f"the maxima of all warps by each warp that splits; {fragments} ldmatrix for 16 "
+                "keys and 16 columns of both products; the tile's head, and the first one twice",
                 _WHOLE_TILES,
             ),
             "shared_write_requests": Formula(
-                f"B*H*(ceil(N/Bc)*(Bc*P/64 + 6) + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/64 + 1){q_writes}))",
-                "atomics on the maxima of rows, and 3 that start each splitting; the parts by 16 "
-                "bytes a lane, and the head" + ("; Q's parts" if q_writes else ""),
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2"
+                f" + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/64 + 1){q_writes}))",
+                "both maxima of each warp that splits; the parts by 16 bytes a lane, and the head"
+                + ("; Q's parts" if q_writes else ""),
                 _WHOLE_TILES,
             ),
             "shared_read_transactions": Formula(
-                reads.format("4*", "4*"),
+                reads.format("4*"),
                 "16 bytes a lane take 4 turns",
                 _WHOLE_TILES,
             ),
             "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
             "shared_write_transactions": Formula(
-                f"B*H*(ceil(N/Bc)*(Bc*P/64 + 6) + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/16 + 1){q_writes}))",
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2"
+                f" + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/16 + 1){q_writes}))",
                 "likewise; the head is one lane's",
                 _WHOLE_TILES,
             ),
@@ -635,14 +635,16 @@ def _v6_split(head_dim: int) -> Rung:
                 "B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc", "a weight for each key", _WHOLE_TILES
             ),
             "barriers": Formula(
-                "B*H*ceil(N/Bc)*(4 + ceil(M/Br))",
-                "2 for K's and 2 for V's splitting; 1 before a tile is read",
+                "B*H*(ceil(N/Bc)*2 + ceil(M/Br)*(ceil(N/Bc) + 1))",
+                "1 for K's and 1 for V's splitting; 1 before a tile is read, and at the end",
                 _WHOLE_TILES,
             ),
             "shuffles": Formula(
-                f"B*H*(ceil(N/Bc)*Bc*P/128*{lanes} + ceil(M/Br)*Br/8*(2 + 4 + 2))",
-                "for the maximum of a row of K or V; of 8 rows: 2 for that of Q, 2 for a maximum "
-                "and 2 for a sum when they get their reference, 2 for the sum at the end",
+                f"B*H*(ceil(N/Bc)*2*(Bc*P/256*{lanes} + {_SPLIT_WARPS}*10)"
+                " + ceil(M/Br)*Br/8*(2 + 4 + 2))",
+                "for the maxima of rows of K or V, and both of a warp; of 8 rows: 2 for that of Q, "
+                "2 for a maximum and 2 for a sum when they get their reference, 2 for the sum at "
+                "the end",
                 _WHOLE_TILES,
             ),
             "votes": Formula(
@@ -654,9 +656,6 @@ def _v6_split(head_dim: int) -> Rung:
                 "3*2*B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc*P/2048",
                 "three for each of both products, 16 * 8 * 16 multiply-adds each",
                 _WHOLE_TILES,
-            ),
-            "atomics": Formula(
-                "4*B*H*N", "the largest and the smallest row of a tile, of K and of V", _WHOLE_TILES
             ),
         },
     )
