@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/ptx/cvt.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/cvt.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/tile/schedule.cuh"
 #include "fastattn/fastattn.h"
@@ -38,7 +38,9 @@ template <>
 struct Number16<DType::kBFloat16> {
   static constexpr unsigned kExponent = 0x7f80;
 
-  static __device__ __forceinline__ float2 unpack(unsigned pair) { return ptx::bf16x2_to_f32(pair); }
+  static __device__ __forceinline__ float2 unpack(unsigned pair) {
+    return ptx::bf16x2_to_f32(pair);
+  }
   static __device__ __forceinline__ unsigned pack(float low, float high) {
     return ptx::cvt_rn_bf16x2(high, low);
   }
@@ -161,15 +163,16 @@ template <DType kType, class Copy>
 __device__ __forceinline__ void times_own_chunks(char* sTile, float factor) {
   Copy::for_own_chunks([&](int offset) {
     uint4& u = *reinterpret_cast<uint4*>(sTile + offset);
-    u = make_uint4(times<kType>(u.x, factor), times<kType>(u.y, factor),
-                   times<kType>(u.z, factor), times<kType>(u.w, factor));
+    u = make_uint4(times<kType>(u.x, factor), times<kType>(u.y, factor), times<kType>(u.z, factor),
+                   times<kType>(u.w, factor));
   });
 }
 
 // Writes kRows rows of the output from a Tile16, by one warp.
 template <int kRows, int kColumns>
-__device__ __forceinline__ void write_rows16(const char* sTile, int tile_row, const ForwardParams& p,
-                                             const QueryTile& tile, int lane) {
+__device__ __forceinline__ void write_rows16(const char* sTile, int tile_row,
+                                             const ForwardParams& p, const QueryTile& tile,
+                                             int lane) {
   using Tile = Tile16<kColumns>;
   std::uint16_t* gO = static_cast<std::uint16_t*>(p.out) + tile.batch * p.out_stride.batch +
                       tile.head * p.out_stride.head;

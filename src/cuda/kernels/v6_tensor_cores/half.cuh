@@ -30,26 +30,22 @@ constexpr float kWeightEnd = 8.0F;
 // shared memory serves two multiplications.
 template <int kHeadDim>
 struct Shape;
-#ifndef SH64
-#define SH64 kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2; static constexpr bool kQInRegisters = true
-#endif
-#ifndef SH128
-#define SH128 kWarps = 4, kRowTiles = 2, kBlockKV = 32, kStages = 3, kBlocksPerSM = 2; static constexpr bool kQInRegisters = false
-#endif
-#ifndef SH256
-#define SH256 kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 2; static constexpr bool kQInRegisters = false
-#endif
 template <>
 struct Shape<64> {
-  static constexpr int SH64;
+  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2;
+  static constexpr bool kQInRegisters = true;
 };
+// O takes half of the registers: Q is read again for each tile of keys, and those are short.
 template <>
 struct Shape<128> {
-  static constexpr int SH128;
+  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 32, kStages = 3, kBlocksPerSM = 2;
+  static constexpr bool kQInRegisters = false;
 };
+// One row tile is all that the registers hold. 98,304 bytes of shared memory fit every GPU.
 template <>
 struct Shape<256> {
-  static constexpr int SH256;
+  static constexpr int kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 2;
+  static constexpr bool kQInRegisters = false;
 };
 
 template <DType kType_, int kHeadDim_>
@@ -130,7 +126,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   References<kRows> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
-  const auto hide = [&](float(&rS)[kRowTiles][kKeyTiles][4], int kv_start) {
+  const auto hide = [&](float (&rS)[kRowTiles][kKeyTiles][4], int kv_start) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const KeyRange seen = visible_keys(p, row_of(r));
@@ -171,8 +167,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1,
                std::bool_constant<!kMasked>{});  // after a tile without a mask comes no other kind
     stage = stage + 1 == kStages ? 0 : stage + 1;
-    const auto read_q = [&](unsigned(&a)[kRowTiles][4], int kk) {
-  #pragma unroll
+    const auto read_q = [&](unsigned (&a)[kRowTiles][4], int kk) {
+#pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         ptx::ldmatrix_x4(a[m], sQ + (q_at ^ (32 * kk)) + m * 16 * Tile::kRowBytes);
       }
@@ -273,7 +269,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     unsigned rV[kAhead + 1][4];
     const auto read_v = [&](int i) {
       ptx::ldmatrix_x4_trans(rV[i % (kAhead + 1)], sQ + (v_at ^ (i % kColumnPairs * 32)) +
-                                         i / kColumnPairs * 16 * Tile::kRowBytes);
+                                                       i / kColumnPairs * 16 * Tile::kRowBytes);
     };
     if (!kMasked || !v_is_wild) {
 #pragma unroll

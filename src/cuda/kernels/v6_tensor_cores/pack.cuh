@@ -28,7 +28,8 @@ struct PackCall {
 constexpr int kPackThreads = 256;
 
 // A thread copies one chunk of 8 numbers; what is beyond the head dim becomes 0.
-static __global__ void __launch_bounds__(kPackThreads) pack_kernel(const __grid_constant__ PackCall call) {
+static __global__ void __launch_bounds__(kPackThreads)
+    pack_kernel(const __grid_constant__ PackCall call) {
   const std::int64_t chunk = static_cast<std::int64_t>(blockIdx.x) * kPackThreads + threadIdx.x;
   if (chunk >= call.all_chunks) return;
   const std::int64_t row = chunk / call.chunks;

@@ -42,9 +42,10 @@ extern const Kernel v6_tensor_cores;
 const Kernel v6_tensor_cores = {
     .name = "v6",
     .title = "tensor cores (mma.sync): float16, bfloat16, and float32 as two float16 parts",
-    .arithmetic = "float16, bfloat16: products on tensor cores, float32 sums, weights rounded to "
-                  "the dtype; float32: each operand as two float16 parts, three products, sums of "
-                  "at most 64 keys",
+    .arithmetic =
+        "float16, bfloat16: products on tensor cores, float32 sums, weights rounded to "
+        "the dtype; float32: each operand as two float16 parts, three products, sums of "
+        "at most 64 keys",
     .backend = Backend::kCuda,
     .capabilities = {.dtypes = bit(DType::kFloat32) | bit(DType::kFloat16) | bit(DType::kBFloat16),
                      .head_dim_max = 256,
