@@ -34,51 +34,67 @@ namespace fastattn::cuda {
 namespace {
 
 constexpr int kWarpSize = 32;
-constexpr int kTile = 8;    // rows, keys and columns of a thread
-constexpr int kStages = 3;  // pieces in shared memory: one in use, two on their way
+constexpr int kTile = 8;  // rows and columns of a thread's outputs
 constexpr double kLog2E = 1.4426950408889634;
 constexpr float kLn2 = 0.69314718056F;
 
-// Sizes that follow from Dv, rounded up to 64, 128 or 256. Keys of a tile are as many as columns of
-// the output, so that both products have the same shape. kDepth: of a piece, in values of d of K
-// and in keys of V.
-template <int kHeadDimV_, int kDepth_>
+// What a block holds. Its GPUs are those with min_kb to max_kb of shared memory for a block.
 struct Shape {
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kDepth = kDepth_;
-  static constexpr int kX = kHeadDimV / kTile;  // lanes side by side
-  static constexpr int kY = kWarpSize / kX;     // and above each other
-  static constexpr int kBlockKV = kHeadDimV;
-  static constexpr int kWarps = kHeadDimV == 64 ? 4 : 8;
-  static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kWarpRows = kTile * kY;
-  static constexpr int kBlockQ = kWarps * kWarpRows;
-  static constexpr int kBlocksPerSM = kHeadDimV == 64 ? 2 : 1;
-  static constexpr int kPieceFloats = kHeadDimV * kDepth;  // K: [keys, kDepth]; V: [kDepth, Dv]
+  int head_dim_v;  // rounded up; 8 columns a lane, so that head_dim_v / 8 lanes stand side by side
+  int keys;        // of a lane: its scores are a tile of 8 x keys
+  int depth;       // of a piece of V, in keys
+  int stages;      // pieces in shared memory: one in use, the others on their way
+  int warps;
+  int min_kb, max_kb;
+  int block_kv = head_dim_v / kTile * keys;
+  int block_q = warps * kWarpSize * kTile * kTile / head_dim_v;
+  int depth_k = depth * kTile / keys;  // of a piece of K, in values of d: as large as one of V
+  int piece_floats = depth * head_dim_v;
 
-  static constexpr std::size_t shared_floats(int head_dim) {
-    return kStages * kPieceFloats + kBlockQ * kBlockKV +
-           static_cast<std::size_t>(kBlockQ) * ((head_dim + kDepth - 1) / kDepth * kDepth);
+  [[nodiscard]] constexpr std::size_t shared_bytes(int head_dim) const {
+    const int columns = (head_dim + depth_k - 1) / depth_k * depth_k;
+    return sizeof(float) * (stages * piece_floats + block_q * (block_kv + columns));
   }
 };
-static_assert(Shape<64, 64>::shared_floats(64) == 28672);
 
-template <class S, bool kAligned>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
+// A call takes the first that fits. Eight warps are all that the registers hold, so the aim is two
+// blocks of four or one of eight; where Q or P would be too large, fewer rows or fewer keys.
+constexpr Shape kShapes[] = {
+    {64, 8, 64, 3, 4, 227, 227},   // two blocks for D to 64
+    {64, 8, 32, 2, 4, 99, 163},    // 163: two blocks for D to 64; 99: one, for D to 96
+    {64, 4, 32, 2, 4, 64, 64},     // D to 64
+    {128, 8, 64, 3, 8, 227, 227},  // D to 128
+    {128, 8, 32, 2, 8, 163, 227},  // 227: any D; 163: D to 128
+    {128, 8, 32, 2, 4, 99, 163},   // 163: any D; 99: D to 128
+    {128, 4, 16, 2, 4, 64, 64},    // D to 128
+    {256, 8, 32, 3, 8, 227, 227},  //
+    {256, 2, 8, 2, 8, 99, 163},    // what is left
+    {256, 2, 8, 2, 4, 64, 64},     //
+};
+
+template <int kShape, bool kAligned>
+__global__ void __launch_bounds__(kWarpSize* kShapes[kShape].warps, 8 / kShapes[kShape].warps)
     register_tiles_kernel(const __grid_constant__ ForwardParams p) {
-  constexpr int kHeadDimV = S::kHeadDimV, kDepth = S::kDepth, kX = S::kX, kY = S::kY;
-  constexpr int kBlockQ = S::kBlockQ, kBlockKV = S::kBlockKV;
-  const int k_pieces = (p.head_dim + kDepth - 1) / kDepth;
-  constexpr int kVPieces = kBlockKV / kDepth;
+  constexpr Shape kS = kShapes[kShape];
+#ifdef __CUDA_ARCH__
+  constexpr int kCodeKb = shared_kb(__CUDA_ARCH__ / 10);
+  if constexpr (kCodeKb < kS.min_kb || kCodeKb > kS.max_kb) return;  // never launched
+#endif
+  constexpr int kHeadDimV = kS.head_dim_v, kX = kHeadDimV / kTile, kY = kWarpSize / kX;
+  constexpr int kBlockQ = kS.block_q, kBlockKV = kS.block_kv, kKeys = kS.keys;
+  constexpr int kDepthK = kS.depth_k, kDepthV = kS.depth, kPieceFloats = kS.piece_floats;
+  constexpr int kVPieces = kBlockKV / kDepthV, kStages = kS.stages;
+  constexpr int kThreads = kS.warps * kWarpSize;
+  const int k_pieces = (p.head_dim + kDepthK - 1) / kDepthK;
 
-  float* sRing = dynamic_shared<float>();         // [kStages, kPieceFloats]
-  float* sP = sRing + kStages * S::kPieceFloats;  // [kBlockQ, kBlockKV]
-  float* sQ = sP + kBlockQ * kBlockKV;            // [k_pieces, kBlockQ, kDepth]
+  float* sRing = dynamic_shared<float>();      // [kStages, kPieceFloats]
+  float* sP = sRing + kStages * kPieceFloats;  // [kBlockQ, kBlockKV]
+  float* sQ = sP + kBlockQ * kBlockKV;         // [k_pieces, kBlockQ, kDepthK]
 
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int x = lane % kX, y = lane / kX;
-  const int first_row = warp * S::kWarpRows + y;  // of this thread in the tile; the next is kY on
+  const int first_row = warp * kTile * kY + y;  // of this thread in the tile; the next is kY on
   // Tiles of late rows come first: under a causal mask they see most.
   const int heads = p.batch * p.heads_q;
   const int head_index = static_cast<int>(blockIdx.x % heads);  // into [B, Hq]
@@ -95,15 +111,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
   int load_visit = 0, load_part = 0, load_stage = 0, stage = 0;
   const auto start_piece = [&] {
     if (load_visit < tiles.count()) {
-      float* sPiece = sRing + load_stage * S::kPieceFloats;
+      float* sPiece = sRing + load_stage * kPieceFloats;
       const int kv_start = tiles.at(load_visit) * kBlockKV;
       const int v_part = load_part - k_pieces;
       if (v_part < 0) {
-        copy_tile<kBlockKV, kDepth, S::kThreads, kAligned, true>(sPiece, gK, kv_start,
-                                                                 load_part * kDepth);
+        copy_tile<kBlockKV, kDepthK, kThreads, kAligned, true>(sPiece, gK, kv_start,
+                                                               load_part * kDepthK);
       } else {
-        copy_tile<kDepth, kHeadDimV, S::kThreads, kAligned, false>(sPiece, gV,
-                                                                   kv_start + v_part * kDepth, 0);
+        copy_tile<kDepthV, kHeadDimV, kThreads, kAligned, false>(sPiece, gV,
+                                                                 kv_start + v_part * kDepthV, 0);
       }
       load_part = v_part + 1 == kVPieces ? 0 : load_part + 1;
       load_visit += load_part == 0 ? 1 : 0;
@@ -117,14 +133,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
     start_piece();
-    const float* sPiece = sRing + stage * S::kPieceFloats;
+    const float* sPiece = sRing + stage * kPieceFloats;
     stage = stage + 1 == kStages ? 0 : stage + 1;
     return sPiece;
   };
 
   for (int part = 0; part < k_pieces; ++part) {
-    copy_tile<kBlockQ, kDepth, S::kThreads, kAligned, true>(sQ + part * kBlockQ * kDepth, gQ,
-                                                            q_start, part * kDepth);
+    copy_tile<kBlockQ, kDepthK, kThreads, kAligned, true>(sQ + part * kBlockQ * kDepthK, gQ,
+                                                          q_start, part * kDepthK);
   }
   for (int piece = 0; piece < kStages - 1; ++piece) start_piece();
 
@@ -139,20 +155,20 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     constexpr bool kMasked = decltype(is_masked)::value;
 
     // S = Q K^T.
-    float rS[kTile][kTile] = {};
+    float rS[kTile][kKeys] = {};
     for (int part = 0; part < k_pieces; ++part) {
-      const float* sK = next_piece() + x * kDepth;
-      const float* sQPart = sQ + (part * kBlockQ + first_row) * kDepth;
+      const float* sK = next_piece() + x * kDepthK;
+      const float* sQPart = sQ + (part * kBlockQ + first_row) * kDepthK;
 #pragma unroll 2
-      for (int c = 0; c < kDepth / 4; ++c) {
-        float4 k[kTile];
+      for (int c = 0; c < kDepthK / 4; ++c) {
+        float4 k[kKeys];
 #pragma unroll
-        for (int j = 0; j < kTile; ++j) k[j] = load4(sK + kX * j * kDepth + 4 * (c ^ (x % 8)));
+        for (int j = 0; j < kKeys; ++j) k[j] = load4(sK + kX * j * kDepthK + 4 * (c ^ (x % 8)));
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const float4 q = load4(sQPart + kY * i * kDepth + 4 * (c ^ y ^ (kY * i % 8)));
+          const float4 q = load4(sQPart + kY * i * kDepthK + 4 * (c ^ y ^ (kY * i % 8)));
 #pragma unroll
-          for (int j = 0; j < kTile; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
+          for (int j = 0; j < kKeys; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
         }
       }
     }
@@ -166,7 +182,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
       const KeyRange seen = kMasked ? visible_keys(p, row) : KeyRange{};
       float new_max = row_max[i];
 #pragma unroll
-      for (int j = 0; j < kTile; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         rS[i][j] = __fmul_rn(rS[i][j], scale_log2);
         if (kMasked && !seen.holds(kv_start + x + kX * j)) rS[i][j] = -INFINITY;
         new_max = fmaxf(new_max, rS[i][j]);
@@ -178,7 +194,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
       row_sum[i] *= rescale[i];
       float* sRow = sP + (first_row + kY * i) * kBlockKV;
 #pragma unroll
-      for (int j = 0; j < kTile; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         float weight = ptx::ex2_approx_ftz(rS[i][j] - shift);
         row_sum[i] += weight;
         const int key = x + kX * j;
@@ -193,7 +209,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     for (int part = 0; part < kVPieces; ++part) {
       const float* sV = next_piece() + 4 * x;
 #pragma unroll 2
-      for (int c = 0; c < kDepth / 4; ++c) {
+      for (int c = 0; c < kDepthV / 4; ++c) {
         float4 v[4][2];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -202,7 +218,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
         }
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const int chunk = (part * kDepth / 4 + c) ^ (kX / 4 * y);
+          const int chunk = (part * kDepthV / 4 + c) ^ (kX / 4 * y);
           const float4 w = load4(sP + (first_row + kY * i) * kBlockKV + 4 * chunk);
           const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -248,31 +264,37 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
   }
 }
 
-// Calls f with the shape for a call. Deep pieces need fewer barriers; Q of head dims over 128 leaves
-// no room for them beside the P of 128 columns.
-template <class F>
-auto dispatch_shape(const ForwardParams& p, F&& f) {
-  if (p.head_dim_v <= 64) return f(Shape<64, 64>{});
-  if (p.head_dim_v <= 128 && p.head_dim <= 128) return f(Shape<128, 64>{});
-  if (p.head_dim_v <= 128 && p.head_dim <= 192) return f(Shape<128, 32>{});
-  return f(Shape<256, 32>{});
+// For a call on the current GPU, by what its code was compiled for: 227 KB where there is no GPU.
+// The last shape for that GPU where none fits, as on one with less than its code is for.
+int choose_shape(const ForwardParams& p) {
+  const SharedMemory shared = shared_memory<register_tiles_kernel<0, true>>();
+  int last = 0;
+  for (int i = 0; i < static_cast<int>(std::size(kShapes)); ++i) {
+    const Shape& shape = kShapes[i];
+    if (shared.code_kb < shape.min_kb || shared.code_kb > shape.max_kb) continue;
+    if (shape.head_dim_v < p.head_dim_v) continue;
+    if (shape.shared_bytes(p.head_dim) <= shared.bytes_per_block) return i;
+    last = i;
+  }
+  return last;
 }
 
-LaunchPlan plan(const ForwardParams& p) {
-  return dispatch_shape(p, [&]<class S>(S) -> LaunchPlan {
-    return {
-        .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, S::kBlockQ),
-        .threads = S::kThreads,
-        .dynamic_shared_bytes = S::shared_floats(p.head_dim) * sizeof(float)};
-  });
+LaunchPlan plan_of(const Shape& shape, const ForwardParams& p) {
+  return {
+      .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, shape.block_q),
+      .threads = shape.warps * kWarpSize,
+      .dynamic_shared_bytes = shape.shared_bytes(p.head_dim)};
 }
+
+LaunchPlan plan(const ForwardParams& p) { return plan_of(kShapes[choose_shape(p)], p); }
 
 void run(const ForwardParams& p, void* stream) {
   const bool aligned = rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
                        rows_are_aligned(p.v, p.v_stride);
-  dispatch_shape(p, [&]<class S>(S) {
+  dispatch_index<std::size(kShapes)>(choose_shape(p), [&](auto kShape) {
     dispatch_bool(aligned, [&](auto kAligned) {
-      launch<register_tiles_kernel<S, kAligned.value>>(plan(p), stream, p);
+      launch<register_tiles_kernel<kShape.value, kAligned.value>>(plan_of(kShapes[kShape.value], p),
+                                                                  stream, p);
     });
   });
 }
