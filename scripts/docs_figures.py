@@ -377,7 +377,7 @@ def _ring_owners(item: Rung) -> Owners:
     x, y, tile = (item.constants[name] for name in ("kX", "kY", "kTile"))
     return Owners(
         f"block: {item.block_q} query rows of one head; {item.blocks(PRIMARY):,} blocks",
-        f"warp: {item.constants['kWarpRows']} of these rows, against all keys of a tile",
+        f"warp: {item.block_q // item.warps} of these rows, against all keys of a tile",
         f"lane (x, y) of {x}{TIMES}{y}: every {y}th row, every {x}th key and {tile} output columns",
     )
 
@@ -391,7 +391,7 @@ def _ring_shared_panel(svg: Svg, item: Rung, x: float, y: float, height: float) 
     lane_x, lane_y = LANE % names["kX"], LANE // names["kX"]
     rows = [lane_y + names["kY"] * i for i in range(tile)]
     keys = [lane_x + names["kX"] * j for j in range(tile)]
-    depth, columns = names["kDepth"], names["kHeadDimV"]
+    depth, columns = names["kDepthV"], names["kHeadDimV"]
 
     def banded(left: float, name: str, width: int) -> None:
         _label(svg, left, top, name, (item.block_q, width))

@@ -1,23 +1,22 @@
 // V5: both products from tiles in registers.
 //
-// Idea            A value that comes from shared memory should serve eight multiply-adds, not one or
-//                 two. A thread owns 8 x 8 scores and 8 x 8 outputs: 16 loads of 16 bytes feed 256
-//                 multiply-adds, in Q K^T and in P V alike.
+// Idea            A value from shared memory should serve eight multiply-adds, not one or two: where
+//                 a thread owns 8 x 8 scores and outputs, 16 loads of 16 bytes feed 256 of them.
 // New since V4    8 x 8 register tiles in both products; 16-byte chunks swizzled instead of padded
-//                 rows; K and V stream in by asynchronous copies, two pieces ahead. And what a call
-//                 needs: masks, whose tiles are skipped, masked or left alone; any head dims.
-// Who owns what   block: 128 query rows of one head (64 for Dv over 128). warp: a band of them
-//                 against all keys of a tile. lane (x, y) of X * Y = 32: rows y + Y i, keys x + X j,
-//                 output columns 4 x .. 4 x + 3 and those 4 X further on.
+//                 rows; K and V stream in by asynchronous copies, ahead of their use. And what a call
+//                 needs: masks, whose tiles are skipped, masked or left alone; any head dim and GPU.
+// Who owns what   block: 32 to 128 query rows of one head. warp: a band of them against all keys of
+//                 a tile. lane (x, y) of X * Y = 32: rows y + Y i, keys x + X j, output columns 4 x
+//                 .. 4 x + 3 and those 4 X further on.
 // Limit now       Two warps a scheduler are all that the registers hold, and one of six instructions
 //                 is no multiply-add; register banks cost the multiply-adds themselves some turns.
 // Measured        1.27 ms, 40.5 TFLOP/s, error 3.7e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v5.md
-//
 // spills allowed: a few values that are read once a tile of keys. With fewer unrolled steps nothing
 // is spilled, and the kernel reaches 39.1 instead of 40.5 TFLOP/s (H200, the same call).
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <type_traits>
 
 #include "cuda/launch/dispatch.cuh"
@@ -35,56 +34,43 @@ namespace {
 
 constexpr int kWarpSize = 32;
 constexpr int kTile = 8;  // rows and columns of a thread's outputs
-constexpr double kLog2E = 1.4426950408889634;
-constexpr float kLn2 = 0.69314718056F;
-
-// What a block holds. Its GPUs are those with min_kb to max_kb of shared memory for a block.
+// What a block holds, on GPUs with min_kb to max_kb of shared memory for one. A lane has 8 columns
+// of the head_dim_v (Dv or more), and `keys` of a tile's keys. Of `stages` pieces one is in use.
 struct Shape {
-  int head_dim_v;  // rounded up; 8 columns a lane, so that head_dim_v / 8 lanes stand side by side
-  int keys;        // of a lane: its scores are a tile of 8 x keys
-  int depth;       // of a piece of V, in keys
-  int stages;      // pieces in shared memory: one in use, the others on their way
-  int warps;
-  int min_kb, max_kb;
+  int head_dim_v, keys, threads, depth_v, stages, min_kb, max_kb;
   int block_kv = head_dim_v / kTile * keys;
-  int block_q = warps * kWarpSize * kTile * kTile / head_dim_v;
-  int depth_k = depth * kTile / keys;  // of a piece of K, in values of d: as large as one of V
-  int piece_floats = depth * head_dim_v;
-
+  int block_q = threads * kTile * kTile / head_dim_v;
+  int depth_k = depth_v * kTile / keys;  // so that pieces of K and V are of one size
+  int piece_floats = depth_v * head_dim_v;
   [[nodiscard]] constexpr std::size_t shared_bytes(int head_dim) const {
     const int columns = (head_dim + depth_k - 1) / depth_k * depth_k;
     return sizeof(float) * (stages * piece_floats + block_q * (block_kv + columns));
   }
 };
 
-// A call takes the first that fits. Eight warps are all that the registers hold, so the aim is two
-// blocks of four or one of eight; where Q or P would be too large, fewer rows or fewer keys.
+// A call takes the first that fits. An SM's registers hold 256 threads: two blocks or one. Where
+// memory is short, pieces shrink first, then a block has fewer rows, then a lane fewer keys.
 constexpr Shape kShapes[] = {
-    {64, 8, 64, 3, 4, 227, 227},   // two blocks for D to 64
-    {64, 8, 32, 2, 4, 99, 163},    // 163: two blocks for D to 64; 99: one, for D to 96
-    {64, 4, 32, 2, 4, 64, 64},     // D to 64
-    {128, 8, 64, 3, 8, 227, 227},  // D to 128
-    {128, 8, 32, 2, 8, 163, 227},  // 227: any D; 163: D to 128
-    {128, 8, 32, 2, 4, 99, 163},   // 163: any D; 99: D to 128
-    {128, 4, 16, 2, 4, 64, 64},    // D to 128
-    {256, 8, 32, 3, 8, 227, 227},  //
-    {256, 2, 8, 2, 8, 99, 163},    // what is left
-    {256, 2, 8, 2, 4, 64, 64},     //
-};
+    {64, 8, 128, 64, 3, 227, 227},   // two blocks where D is up to 64
+    {64, 8, 128, 32, 2, 99, 163},    // 163 KB: likewise; 99 KB: one, for D to 96
+    {64, 4, 128, 32, 2, 64, 64},     // D to 64
+    {128, 8, 256, 64, 3, 227, 227},  // D to 128
+    {128, 8, 256, 32, 2, 163, 227},  // 227 KB: any D; 163 KB: D to 128
+    {128, 8, 128, 32, 2, 99, 163},   // 163 KB: any D; 99 KB: D to 128
+    {128, 4, 128, 16, 2, 64, 64},    // D to 128
+    {256, 8, 256, 32, 3, 227, 227},  // this and the next: what is left
+    {256, 2, 256, 8, 2, 99, 163},   {256, 2, 128, 8, 2, 64, 64}};
+static_assert(kShapes[0].shared_bytes(64) == 114688);
 
 template <int kShape, bool kAligned>
-__global__ void __launch_bounds__(kWarpSize* kShapes[kShape].warps, 8 / kShapes[kShape].warps)
+__global__ void __launch_bounds__(kShapes[kShape].threads, 256 / kShapes[kShape].threads)
     register_tiles_kernel(const __grid_constant__ ForwardParams p) {
   constexpr Shape kS = kShapes[kShape];
-#ifdef __CUDA_ARCH__
-  constexpr int kCodeKb = shared_kb(__CUDA_ARCH__ / 10);
-  if constexpr (kCodeKb < kS.min_kb || kCodeKb > kS.max_kb) return;  // never launched
-#endif
+  if constexpr (!compiled_for_kb(kS.min_kb, kS.max_kb)) return;
   constexpr int kHeadDimV = kS.head_dim_v, kX = kHeadDimV / kTile, kY = kWarpSize / kX;
   constexpr int kBlockQ = kS.block_q, kBlockKV = kS.block_kv, kKeys = kS.keys;
-  constexpr int kDepthK = kS.depth_k, kDepthV = kS.depth, kPieceFloats = kS.piece_floats;
-  constexpr int kVPieces = kBlockKV / kDepthV, kStages = kS.stages;
-  constexpr int kThreads = kS.warps * kWarpSize;
+  constexpr int kDepthK = kS.depth_k, kDepthV = kS.depth_v, kVPieces = kBlockKV / kDepthV;
+  constexpr int kStages = kS.stages, kPieceFloats = kS.piece_floats, kThreads = kS.threads;
   const int k_pieces = (p.head_dim + kDepthK - 1) / kDepthK;
 
   float* sRing = dynamic_shared<float>();      // [kStages, kPieceFloats]
@@ -104,7 +90,6 @@ __global__ void __launch_bounds__(kWarpSize* kShapes[kShape].warps, 8 / kShapes[
   const HeadView gQ = head_view(p.q, p.q_stride, batch, head, p.len_q, p.head_dim);
   const HeadView gK = head_view(p.k, p.k_stride, batch, kv_head, p.len_kv, p.head_dim);
   const HeadView gV = head_view(p.v, p.v_stride, batch, kv_head, p.len_kv, p.head_dim_v);
-
   const KeyTiles tiles = key_tiles(p, q_start, min(q_start + kBlockQ, p.len_q) - 1, kBlockKV);
 
   // K and V of the tiles as one stream of pieces, in the order in which they are used.
@@ -144,7 +129,8 @@ __global__ void __launch_bounds__(kWarpSize* kShapes[kShape].warps, 8 / kShapes[
   }
   for (int piece = 0; piece < kStages - 1; ++piece) start_piece();
 
-  const float scale_log2 = static_cast<float>(p.scale * kLog2E);  // exponentials are powers of 2
+  const float scale_log2 =
+      static_cast<float>(p.scale * std::numbers::log2e);  // exponentials are powers of 2
   float row_max[kTile];       // of the scaled scores; the same in all lanes of a row
   float row_sum[kTile] = {};  // of this thread's keys
   float rO[kTile][kTile] = {};
@@ -259,42 +245,34 @@ __global__ void __launch_bounds__(kWarpSize* kShapes[kShape].warps, 8 / kShapes[
     }
     if (p.lse != nullptr && x == 0) {
       p.lse[static_cast<std::int64_t>(head_index) * p.len_q + row] =
-          (row_max[i] + log2f(sum)) * kLn2;
+          (row_max[i] + log2f(sum)) * std::numbers::ln2_v<float>;
     }
   }
 }
 
-// For a call on the current GPU, by what its code was compiled for: 227 KB where there is no GPU.
-// The last shape for that GPU where none fits, as on one with less than its code is for.
+// By the GPU that the code was compiled for; where none of its shapes fits, the last.
 int choose_shape(const ForwardParams& p) {
-  const SharedMemory shared = shared_memory<register_tiles_kernel<0, true>>();
-  int last = 0;
-  for (int i = 0; i < static_cast<int>(std::size(kShapes)); ++i) {
-    const Shape& shape = kShapes[i];
-    if (shared.code_kb < shape.min_kb || shared.code_kb > shape.max_kb) continue;
-    if (shape.head_dim_v < p.head_dim_v) continue;
-    if (shape.shared_bytes(p.head_dim) <= shared.bytes_per_block) return i;
-    last = i;
+  const auto [bytes, kb] = shared_memory<register_tiles_kernel<0, true>>();
+  int chosen = 0;
+  for (const Shape& s : kShapes) {
+    if (kb < s.min_kb || kb > s.max_kb || s.head_dim_v < p.head_dim_v) continue;
+    chosen = static_cast<int>(&s - kShapes);
+    if (s.shared_bytes(p.head_dim) <= bytes) break;
   }
-  return last;
+  return chosen;
 }
 
-LaunchPlan plan_of(const Shape& shape, const ForwardParams& p) {
-  return {
-      .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, shape.block_q),
-      .threads = shape.warps * kWarpSize,
-      .dynamic_shared_bytes = shape.shared_bytes(p.head_dim)};
+LaunchPlan plan(const ForwardParams& p) {
+  const Shape& s = kShapes[choose_shape(p)];
+  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, s.block_q),
+          .threads = s.threads,
+          .dynamic_shared_bytes = s.shared_bytes(p.head_dim)};
 }
-
-LaunchPlan plan(const ForwardParams& p) { return plan_of(kShapes[choose_shape(p)], p); }
 
 void run(const ForwardParams& p, void* stream) {
-  const bool aligned = rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
-                       rows_are_aligned(p.v, p.v_stride);
   dispatch_index<std::size(kShapes)>(choose_shape(p), [&](auto kShape) {
-    dispatch_bool(aligned, [&](auto kAligned) {
-      launch<register_tiles_kernel<kShape.value, kAligned.value>>(plan_of(kShapes[kShape.value], p),
-                                                                  stream, p);
+    dispatch_bool(inputs_are_aligned(p), [&](auto kAligned) {
+      launch<register_tiles_kernel<kShape.value, kAligned.value>>(plan(p), stream, p);
     });
   });
 }

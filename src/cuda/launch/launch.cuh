@@ -62,6 +62,17 @@ __host__ __device__ constexpr int shared_kb(int architecture) {
   return architecture < 90 || architecture >= 120 ? 99 : 227;
 }
 
+// Whether code that only GPUs with min_kb to max_kb run is wanted in this pass of the compiler. A
+// kernel that begins with `if constexpr (!...) return;` costs it next to nothing.
+__host__ __device__ constexpr bool compiled_for_kb(int min_kb, int max_kb) {
+#ifdef __CUDA_ARCH__
+  constexpr int kKb = shared_kb(__CUDA_ARCH__ / 10);
+  return min_kb <= kKb && kKb <= max_kb;
+#else
+  return min_kb <= max_kb;  // the host, which may emulate all
+#endif
+}
+
 // Of the current GPU; where there is none, of the largest.
 struct SharedMemory {
   std::size_t bytes_per_block = 227 * 1024;
