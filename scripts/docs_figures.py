@@ -398,8 +398,8 @@ def _ring_shared_panel(svg: Svg, item: Rung, x: float, y: float, height: float) 
         svg.rect(left, top, width * unit, item.block_q * unit, "tile")
         for warp in range(item.warps):
             if warp == 0 or warp % 2:
-                start = top + warp * names["kWarpRows"] * unit
-                band = names["kWarpRows"] * unit
+                start = top + warp * (item.block_q // item.warps) * unit
+                band = (item.block_q // item.warps) * unit
                 svg.rect(left, start, width * unit, band, "other" if warp else "warp")
 
     left = x + 12
