@@ -194,20 +194,20 @@ def _constants(text: str) -> dict[str, int]:
     pattern = r"^constexpr (?:int|std::size_t) (k\w+) =\s*([^;]+);"
     for name, expression in re.findall(pattern, text, re.MULTILINE):
         found[name] = _evaluate(expression, found)
-    # Sizes that follow from the head dim: those of D = 64.
-    struct = re.search(
-        r"^template <([^>]+)>\nstruct Shape \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL
-    )
+    # A kernel of several shapes: the first of them, which is that of the H200 for D = 64.
+    struct = re.search(r"^struct Shape \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL)
     if struct:
-        chosen = re.search(r"head_dim_v <= 64\) return f\(Shape<([\d, ]+)>", text)
-        if not chosen:
-            raise ValueError("struct Shape, but no line that chooses the one of head dim 64")
-        given = [int(value) for value in chosen[1].split(", ")]
-        found |= zip(re.findall(r"int (\w+)", struct[1]), given, strict=True)
-        for name, expression in re.findall(
-            r"^  static constexpr int (k\w+) =\s*([^;]+);", struct[2], re.MULTILINE
-        ):
-            found[name] = _evaluate(expression, found)
+        table = re.search(r"^constexpr Shape kShapes\[\] = \{\s*\{([\d, ]+)\}", text, re.MULTILINE)
+        given = re.search(r"^  int ([\w, ]+);", struct[1], re.MULTILINE)
+        if not (table and given):
+            raise ValueError("struct Shape, but no table of its fields")
+        values = [int(value) for value in table[1].split(", ")]
+        shape = found | dict(zip(given[1].split(", "), values, strict=True))
+        for name, expression in re.findall(r"^  int (\w+) = ([^;]+);", struct[1], re.MULTILINE):
+            shape[name] = _evaluate(expression, shape)
+        for line in re.findall(r"^  constexpr int (k[^;]+);", text, re.MULTILINE):
+            for name, expression in (part.split(" = ") for part in line.split(", ")):
+                found[name] = _evaluate(expression.replace("kS.", ""), shape | found)
     return found
 
 
@@ -226,8 +226,8 @@ def _arrays(text: str, names: dict[str, int]) -> tuple[Array, ...]:
         r"^  float\* (\w+) = (?:dynamic_shared|\w+ \+)[^;]*; +// \[([\w, ]+)\]", text, re.MULTILINE
     )
     known = names | {"D": PRIMARY.head_dim}
-    if "kDepth" in names:
-        known["k_pieces"] = ceil(PRIMARY.head_dim / names["kDepth"])
+    if "kDepthK" in names:
+        known["k_pieces"] = ceil(PRIMARY.head_dim / names["kDepthK"])
     return tuple(
         Array(name, tuple(known[part] for part in shape.split(", "))) for name, shape in pointers
     )
@@ -265,7 +265,7 @@ def rung(name: str) -> Rung:
     text = source.read_text()
     names = _constants(text)
     arrays = _arrays(text, names)
-    tiles_queries = re.search(r"ceil_div\(p\.len_q, (?:S::)?kBlockQ\)", text) is not None
+    tiles_queries = re.search(r"ceil_div\(p\.len_q, (?:kBlockQ|s\.block_q)\)", text) is not None
     return Rung(name, source, names, arrays, tiles_queries)
 
 

@@ -379,7 +379,7 @@ def _ring_owners(item: Rung) -> Owners:
     x, y, tile = (item.constants[name] for name in ("kX", "kY", "kTile"))
     return Owners(
         f"block: {item.block_q} query rows of one head; {item.blocks(PRIMARY):,} blocks",
-        f"warp: {item.constants['kWarpRows']} of these rows, against all keys of a tile",
+        f"warp: {item.block_q // item.warps} of these rows, against all keys of a tile",
         f"lane (x, y) of {x}{TIMES}{y}: every {y}th row, every {x}th key and {tile} output columns",
     )
 
@@ -393,15 +393,15 @@ def _ring_shared_panel(svg: Svg, item: Rung, x: float, y: float, height: float) 
     lane_x, lane_y = LANE % names["kX"], LANE // names["kX"]
     rows = [lane_y + names["kY"] * i for i in range(tile)]
     keys = [lane_x + names["kX"] * j for j in range(tile)]
-    depth, columns = names["kDepth"], names["kHeadDimV"]
+    depth, columns = names["kDepthV"], names["kHeadDimV"]
 
     def banded(left: float, name: str, width: int) -> None:
         _label(svg, left, top, name, (item.block_q, width))
         svg.rect(left, top, width * unit, item.block_q * unit, "tile")
         for warp in range(item.warps):
             if warp == 0 or warp % 2:
-                start = top + warp * names["kWarpRows"] * unit
-                band = names["kWarpRows"] * unit
+                start = top + warp * (item.block_q // item.warps) * unit
+                band = (item.block_q // item.warps) * unit
                 svg.rect(left, start, width * unit, band, "other" if warp else "warp")
 
     left = x + 12

@@ -333,8 +333,8 @@ def test_tiles_come_from_the_sources() -> None:
     assert sizes["v5"] == (128, 64, 4)
     for name in TILED:
         said = re.search(
-            r"static_assert\((?:sizeof\(SharedStorage\)"
-            r"|(?:Shape<64, 64>::)?(shared_floats)\(64\)) == (\d+)\)",
+            r"static_assert\((?:sizeof\(SharedStorage\)|kShapes\[0\]\.shared_bytes\(64\)"
+            r"|(shared_floats)\(64\)) == (\d+)\)",
             rung(name).source.read_text(),
         )
         assert said

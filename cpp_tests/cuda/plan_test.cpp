@@ -49,7 +49,8 @@ TEST(Plan, SharedMemoryFollowsHeadDim) {
   EXPECT_EQ(plan("v2", {.head_dim = 128, .head_dim_v = 128}).dynamic_shared_bytes, 107'520U);
 }
 
-// The table of docs/ladder/v5.md.
+// The table of docs/ladder/v5.md, for 227 KB of shared memory; cpp_tests/emulation/gpu_test.cpp has
+// all of it.
 TEST(Plan, TilesOfV5FollowHeadDims) {
   struct Row {
     int head_dim, head_dim_v, block_q, threads;
@@ -58,7 +59,7 @@ TEST(Plan, TilesOfV5FollowHeadDims) {
   for (const Row& row : {Row{64, 64, 128, 128, 114'688}, Row{1, 1, 128, 128, 114'688},
                          Row{128, 64, 128, 128, 147'456}, Row{256, 1, 128, 128, 212'992},
                          Row{128, 128, 128, 256, 229'376}, Row{1, 65, 128, 256, 196'608},
-                         Row{192, 128, 128, 256, 212'992}, Row{193, 128, 64, 256, 221'184},
+                         Row{192, 128, 128, 256, 196'608}, Row{193, 128, 128, 256, 212'992},
                          Row{256, 256, 64, 256, 229'376}}) {
     const LaunchPlan found =
         plan("v5", {.len_q = 129, .head_dim = row.head_dim, .head_dim_v = row.head_dim_v});

@@ -120,21 +120,32 @@ std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
   return reasons;
 }
 
-// Null for the CPU.
-const DeviceInfo* gpu_of([[maybe_unused]] const Target& target) {
+// The GPU of a target, current for as long as this lives: plans are made for the current one.
+class TargetGpu {
+ public:
 #if FASTATTN_HAVE_CUDA
-  if (target.backend == Backend::kCuda) {
-    return &cuda::device_info(target.device < 0 ? cuda::current_device() : target.device);
-  }
+  explicit TargetGpu(const Target& target)
+      : guard_(target.backend == Backend::kCuda ? target.device : -1),
+        info_(target.backend == Backend::kCuda ? &cuda::device_info(cuda::current_device())
+                                               : nullptr) {}
+#else
+  explicit TargetGpu(const Target&) {}
 #endif
-  return nullptr;
-}
+
+  [[nodiscard]] const DeviceInfo* info() const { return info_; }  // null for the CPU
+
+ private:
+#if FASTATTN_HAVE_CUDA
+  cuda::DeviceGuard guard_;
+#endif
+  const DeviceInfo* info_ = nullptr;
+};
 
 // Asks for the GPU only where the call itself is taken: what is wrong with it is said without one.
 std::vector<std::string> refusals(const Kernel& kernel, const ForwardParams& p,
                                   const Target& target) {
   std::vector<std::string> reasons = call_refusals(kernel, p);
-  return reasons.empty() ? refusals(kernel, p, gpu_of(target)) : reasons;
+  return reasons.empty() ? refusals(kernel, p, TargetGpu(target).info()) : reasons;
 }
 
 // The kernel of that name for arrays of that backend; for the host, also a CUDA kernel's emulation.
@@ -261,7 +272,8 @@ const Kernel& choose_kernel(const ForwardParams& params, const Target& target,
 #endif
   if (name != "auto") return choose_named(params, target, name);
   std::vector<std::string> why_not;
-  const Kernel* kernel = core::choose_auto(kernels(), params, gpu_of(target), &why_not);
+  const TargetGpu gpu(target);
+  const Kernel* kernel = core::choose_auto(kernels(), params, gpu.info(), &why_not);
   if (kernel != nullptr) return *kernel;
   throw ArgumentError(Kind::kUnsupported, "no kernel of the " +
                                               std::string(to_string(target.backend)) +

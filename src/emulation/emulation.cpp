@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/validate.h"
+#include "emulation/gpu.h"
 #include "emulation/guarded_memory.h"
 #include "emulation/observer.h"
 
@@ -60,6 +61,8 @@ namespace {
 std::size_t bytes_of(DType dtype) {
   return dtype == DType::kFloat32 ? sizeof(float) : sizeof(std::uint16_t);
 }
+
+thread_local int used_gpu = 0;
 
 // A tensor [B, H, length, dim] of any strides, in memory of its own for the run.
 class GuardedTensor {
@@ -136,6 +139,13 @@ class GuardedTensor {
 };
 
 }  // namespace
+
+int current_gpu() { return used_gpu; }
+
+void use_gpu(int ordinal) {
+  static_cast<void>(kGpus.at(ordinal));  // throws
+  used_gpu = ordinal;
+}
 
 Report run_checked(const ForwardParams& p, std::string_view name, std::uint64_t seed) {
   const Kernel& chosen = choose_kernel(p, {.backend = Backend::kCpu}, name);

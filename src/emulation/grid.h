@@ -15,8 +15,7 @@
 namespace fastattn::emulation {
 
 inline constexpr int kWarpSize = 32;
-inline constexpr int kMaxThreads = 1024;                // per block
-inline constexpr std::size_t kMaxSharedBytes = 232448;  // per block, 227 KB as on sm_90
+inline constexpr int kMaxThreads = 1024;  // per block
 
 struct Index3 {
   unsigned x = 0;

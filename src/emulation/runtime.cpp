@@ -6,6 +6,7 @@
 #include <new>
 #include <vector>
 
+#include "emulation/gpu.h"
 #include "emulation/grid.h"
 #include "emulation/guarded_memory.h"
 #include "emulation/observer.h"
@@ -188,6 +189,8 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes) {
   return cudaSuccess;
 }
 
+int code_architecture() { return kGpus.at(current_gpu()).compute_capability; }
+
 const char* cudaGetErrorName(cudaError_t status) {
   switch (status) {
     case cudaSuccess:
@@ -217,7 +220,9 @@ cudaError_t launch_grid(const cudaLaunchConfig_t& config, const void* kernel,
       shape.grid.z < 1) {
     return cudaErrorInvalidConfiguration;
   }
-  if (shape.dynamic_shared_bytes > kMaxSharedBytes) return cudaErrorInvalidValue;
+  if (shape.dynamic_shared_bytes > kGpus.at(current_gpu()).shared_bytes_per_block) {
+    return cudaErrorInvalidValue;
+  }
   run_grid(
       shape,
       {.kernel = kernel, .call = call, .arguments = arguments, .argument_bytes = argument_bytes});

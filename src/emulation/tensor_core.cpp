@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -88,21 +89,21 @@ void unpack(const std::uint16_t* bits, int count, typename Format::Real* values,
   }
 }
 
+static_assert(std::endian::native == std::endian::little);  // of two in a register
+
 Matrices gather(const std::array<const MmaOperands*, 32>& lanes) {
   Matrices m;
   for (int lane = 0; lane < 32; ++lane) {
     const MmaOperands& from = *lanes[lane];
     const int outer = lane / 4;
     const int inner = 2 * (lane % 4);
-    for (int i = 0; i < 2; ++i) {
-      for (int r = 0; r < 4; ++r) {
-        m.a[outer + 8 * (r % 2)][inner + 8 * (r / 2) + i] =
-            static_cast<std::uint16_t>(from.a[r] >> (16 * i));
-      }
-      for (int r = 0; r < 2; ++r) {
-        m.b[inner + 8 * r + i][outer] = static_cast<std::uint16_t>(from.b[r] >> (16 * i));
-        m.d[outer + 8 * r][inner + i] = from.d[2 * r + i];
-      }
+    for (int r = 0; r < 4; ++r) {
+      std::memcpy(&m.a[outer + 8 * (r % 2)][inner + 8 * (r / 2)], &from.a[r], sizeof(from.a[r]));
+    }
+    for (int r = 0; r < 2; ++r) {
+      m.b[inner + 8 * r][outer] = static_cast<std::uint16_t>(from.b[r]);
+      m.b[inner + 8 * r + 1][outer] = static_cast<std::uint16_t>(from.b[r] >> 16U);
+      std::memcpy(&m.d[outer + 8 * r][inner], &from.d[2 * r], 2 * sizeof(float));
     }
   }
   return m;
@@ -113,21 +114,26 @@ bool is_special(std::uint16_t bits) {
   return (bits >> Format::kMantissa & kSpecialField<Format>) == kSpecialField<Format>;
 }
 
+// One bit for all, without a branch: 1 more in the last place of a full exponent reaches the sign.
 template <class Format>
 bool any_special(const Matrices& m) {
-  bool special = false;
+  constexpr unsigned kOne = 1U << Format::kMantissa;
+  std::uint16_t half = 0;
   for (const auto& row : m.a) {
-    for (const std::uint16_t bits : row) special |= is_special<Format>(bits);
+    for (const std::uint16_t bits : row)
+      half |= static_cast<std::uint16_t>((bits & 0x7fffU) + kOne);
   }
   for (const auto& row : m.b) {
-    for (const std::uint16_t bits : row) special |= is_special<Format>(bits);
+    for (const std::uint16_t bits : row)
+      half |= static_cast<std::uint16_t>((bits & 0x7fffU) + kOne);
   }
+  std::uint32_t full = 0;
   for (const auto& row : m.d) {
     for (const float value : row) {
-      special |= (std::bit_cast<std::uint32_t>(value) & 0x7f800000U) == 0x7f800000U;
+      full |= (std::bit_cast<std::uint32_t>(value) & 0x7fffffffU) + 0x00800000U;
     }
   }
-  return special;
+  return (half & 0x8000U) != 0 || (full & 0x80000000U) != 0;
 }
 
 // Towards zero, but beyond fp32's range to infinity, as the hardware does.
@@ -136,7 +142,7 @@ float cut_off(double x) {
   const bool is_more = std::abs(static_cast<double>(rounded)) > std::abs(x);
   const bool fits = std::abs(x) < 0x1p128;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(rounded) -
-                              static_cast<std::uint32_t>(is_more && fits));
+                              static_cast<std::uint32_t>(is_more & fits));
 }
 
 // Row `row` of D, where all numbers are finite.
@@ -251,8 +257,9 @@ void multiply_matrices(HalfType type, const std::array<const MmaOperands*, 32>& 
     multiply<BF16>(m);
   }
   for (int lane = 0; lane < 32; ++lane) {
-    for (int i = 0; i < 4; ++i) {
-      lanes[lane]->d[i] = m.d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
+    for (int r = 0; r < 2; ++r) {
+      std::memcpy(&lanes[lane]->d[2 * r], &m.d[lane / 4 + 8 * r][2 * (lane % 4)],
+                  2 * sizeof(float));
     }
   }
 }

@@ -1,23 +1,22 @@
 // V5: both products from tiles in registers.
 //
-// Idea            A value that comes from shared memory should serve eight multiply-adds, not one or
-//                 two. A thread owns 8 x 8 scores and 8 x 8 outputs: 16 loads of 16 bytes feed 256
-//                 multiply-adds, in Q K^T and in P V alike.
+// Idea            A value from shared memory should serve eight multiply-adds, not one or two: where
+//                 a thread owns 8 x 8 scores and outputs, 16 loads of 16 bytes feed 256 of them.
 // New since V4    8 x 8 register tiles in both products; 16-byte chunks swizzled instead of padded
-//                 rows; K and V stream in by asynchronous copies, two pieces ahead. And what a call
-//                 needs: masks, whose tiles are skipped, masked or left alone; any head dims.
-// Who owns what   block: 128 query rows of one head (64 for Dv over 128). warp: a band of them
-//                 against all keys of a tile. lane (x, y) of X * Y = 32: rows y + Y i, keys x + X j,
-//                 output columns 4 x .. 4 x + 3 and those 4 X further on.
+//                 rows; K and V stream in by asynchronous copies, ahead of their use. And what a call
+//                 needs: masks, whose tiles are skipped, masked or left alone; any head dim and GPU.
+// Who owns what   block: 32 to 128 query rows of one head. warp: a band of them against all keys of
+//                 a tile. lane (x, y) of X * Y = 32: rows y + Y i, keys x + X j, output columns 4 x
+//                 .. 4 x + 3 and those 4 X further on.
 // Limit now       Two warps a scheduler are all that the registers hold, and one of six instructions
 //                 is no multiply-add; register banks cost the multiply-adds themselves some turns.
 // Measured        1.27 ms, 40.5 TFLOP/s, error 3.7e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v5.md
-//
 // spills allowed: a few values that are read once a tile of keys. With fewer unrolled steps nothing
 // is spilled, and the kernel reaches 39.1 instead of 40.5 TFLOP/s (H200, the same call).
 #include <cmath>
 #include <cstdint>
+#include <numbers>
 #include <type_traits>
 
 #include "cuda/launch/dispatch.cuh"
@@ -34,51 +33,54 @@ namespace fastattn::cuda {
 namespace {
 
 constexpr int kWarpSize = 32;
-constexpr int kTile = 8;    // rows, keys and columns of a thread
-constexpr int kStages = 3;  // pieces in shared memory: one in use, two on their way
-constexpr double kLog2E = 1.4426950408889634;
-constexpr float kLn2 = 0.69314718056F;
-
-// Sizes that follow from Dv, rounded up to 64, 128 or 256. Keys of a tile are as many as columns of
-// the output, so that both products have the same shape. kDepth: of a piece, in values of d of K
-// and in keys of V.
-template <int kHeadDimV_, int kDepth_>
+constexpr int kTile = 8;  // rows and columns of a thread's outputs
+// What a block holds, on GPUs with min_kb to max_kb of shared memory for one. A lane has 8 columns
+// of the head_dim_v (Dv or more), and `keys` of a tile's keys. Of `stages` pieces one is in use.
 struct Shape {
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kDepth = kDepth_;
-  static constexpr int kX = kHeadDimV / kTile;  // lanes side by side
-  static constexpr int kY = kWarpSize / kX;     // and above each other
-  static constexpr int kBlockKV = kHeadDimV;
-  static constexpr int kWarps = kHeadDimV == 64 ? 4 : 8;
-  static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kWarpRows = kTile * kY;
-  static constexpr int kBlockQ = kWarps * kWarpRows;
-  static constexpr int kBlocksPerSM = kHeadDimV == 64 ? 2 : 1;
-  static constexpr int kPieceFloats = kHeadDimV * kDepth;  // K: [keys, kDepth]; V: [kDepth, Dv]
-
-  static constexpr std::size_t shared_floats(int head_dim) {
-    return kStages * kPieceFloats + kBlockQ * kBlockKV +
-           static_cast<std::size_t>(kBlockQ) * ((head_dim + kDepth - 1) / kDepth * kDepth);
+  int head_dim_v, keys, threads, depth_v, stages, min_kb, max_kb;
+  int block_kv = head_dim_v / kTile * keys;
+  int block_q = threads * kTile * kTile / head_dim_v;
+  int depth_k = depth_v * kTile / keys;  // so that pieces of K and V are of one size
+  int piece_floats = depth_v * head_dim_v;
+  [[nodiscard]] constexpr std::size_t shared_bytes(int head_dim) const {
+    const int columns = (head_dim + depth_k - 1) / depth_k * depth_k;
+    return sizeof(float) * (stages * piece_floats + block_q * (block_kv + columns));
   }
 };
-static_assert(Shape<64, 64>::shared_floats(64) == 28672);
 
-template <class S, bool kAligned>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
+// A call takes the first that fits. An SM's registers hold 256 threads: two blocks or one. Where
+// memory is short, pieces shrink first, then a block has fewer rows, then a lane fewer keys.
+constexpr Shape kShapes[] = {
+    {64, 8, 128, 64, 3, 227, 227},   // two blocks where D is up to 64
+    {64, 8, 128, 32, 2, 99, 163},    // 163 KB: likewise; 99 KB: one, for D to 96
+    {64, 4, 128, 32, 2, 64, 64},     // D to 64
+    {128, 8, 256, 64, 3, 227, 227},  // D to 128
+    {128, 8, 256, 32, 2, 163, 227},  // 227 KB: any D; 163 KB: D to 128
+    {128, 8, 128, 32, 2, 99, 163},   // 163 KB: any D; 99 KB: D to 128
+    {128, 4, 128, 16, 2, 64, 64},    // D to 128
+    {256, 8, 256, 32, 3, 227, 227},  // this and the next: what is left
+    {256, 2, 256, 8, 2, 99, 163},   {256, 2, 128, 8, 2, 64, 64}};
+static_assert(kShapes[0].shared_bytes(64) == 114688);
+
+template <int kShape, bool kAligned>
+__global__ void __launch_bounds__(kShapes[kShape].threads, 256 / kShapes[kShape].threads)
     register_tiles_kernel(const __grid_constant__ ForwardParams p) {
-  constexpr int kHeadDimV = S::kHeadDimV, kDepth = S::kDepth, kX = S::kX, kY = S::kY;
-  constexpr int kBlockQ = S::kBlockQ, kBlockKV = S::kBlockKV;
-  const int k_pieces = (p.head_dim + kDepth - 1) / kDepth;
-  constexpr int kVPieces = kBlockKV / kDepth;
+  constexpr Shape kS = kShapes[kShape];
+  if constexpr (!compiled_for_kb(kS.min_kb, kS.max_kb)) return;
+  constexpr int kHeadDimV = kS.head_dim_v, kX = kHeadDimV / kTile, kY = kWarpSize / kX;
+  constexpr int kBlockQ = kS.block_q, kBlockKV = kS.block_kv, kKeys = kS.keys;
+  constexpr int kDepthK = kS.depth_k, kDepthV = kS.depth_v, kVPieces = kBlockKV / kDepthV;
+  constexpr int kStages = kS.stages, kPieceFloats = kS.piece_floats, kThreads = kS.threads;
+  const int k_pieces = (p.head_dim + kDepthK - 1) / kDepthK;
 
-  float* sRing = dynamic_shared<float>();         // [kStages, kPieceFloats]
-  float* sP = sRing + kStages * S::kPieceFloats;  // [kBlockQ, kBlockKV]
-  float* sQ = sP + kBlockQ * kBlockKV;            // [k_pieces, kBlockQ, kDepth]
+  float* sRing = dynamic_shared<float>();      // [kStages, kPieceFloats]
+  float* sP = sRing + kStages * kPieceFloats;  // [kBlockQ, kBlockKV]
+  float* sQ = sP + kBlockQ * kBlockKV;         // [k_pieces, kBlockQ, kDepthK]
 
   const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int x = lane % kX, y = lane / kX;
-  const int first_row = warp * S::kWarpRows + y;  // of this thread in the tile; the next is kY on
+  const int first_row = warp * kTile * kY + y;  // of this thread in the tile; the next is kY on
   // Tiles of late rows come first: under a causal mask they see most.
   const int heads = p.batch * p.heads_q;
   const int head_index = static_cast<int>(blockIdx.x % heads);  // into [B, Hq]
@@ -88,22 +90,21 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
   const HeadView gQ = head_view(p.q, p.q_stride, batch, head, p.len_q, p.head_dim);
   const HeadView gK = head_view(p.k, p.k_stride, batch, kv_head, p.len_kv, p.head_dim);
   const HeadView gV = head_view(p.v, p.v_stride, batch, kv_head, p.len_kv, p.head_dim_v);
-
   const KeyTiles tiles = key_tiles(p, q_start, min(q_start + kBlockQ, p.len_q) - 1, kBlockKV);
 
   // K and V of the tiles as one stream of pieces, in the order in which they are used.
   int load_visit = 0, load_part = 0, load_stage = 0, stage = 0;
   const auto start_piece = [&] {
     if (load_visit < tiles.count()) {
-      float* sPiece = sRing + load_stage * S::kPieceFloats;
+      float* sPiece = sRing + load_stage * kPieceFloats;
       const int kv_start = tiles.at(load_visit) * kBlockKV;
       const int v_part = load_part - k_pieces;
       if (v_part < 0) {
-        copy_tile<kBlockKV, kDepth, S::kThreads, kAligned, true>(sPiece, gK, kv_start,
-                                                                 load_part * kDepth);
+        copy_tile<kBlockKV, kDepthK, kThreads, kAligned, true>(sPiece, gK, kv_start,
+                                                               load_part * kDepthK);
       } else {
-        copy_tile<kDepth, kHeadDimV, S::kThreads, kAligned, false>(sPiece, gV,
-                                                                   kv_start + v_part * kDepth, 0);
+        copy_tile<kDepthV, kHeadDimV, kThreads, kAligned, false>(sPiece, gV,
+                                                                 kv_start + v_part * kDepthV, 0);
       }
       load_part = v_part + 1 == kVPieces ? 0 : load_part + 1;
       load_visit += load_part == 0 ? 1 : 0;
@@ -117,18 +118,19 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
     start_piece();
-    const float* sPiece = sRing + stage * S::kPieceFloats;
+    const float* sPiece = sRing + stage * kPieceFloats;
     stage = stage + 1 == kStages ? 0 : stage + 1;
     return sPiece;
   };
 
   for (int part = 0; part < k_pieces; ++part) {
-    copy_tile<kBlockQ, kDepth, S::kThreads, kAligned, true>(sQ + part * kBlockQ * kDepth, gQ,
-                                                            q_start, part * kDepth);
+    copy_tile<kBlockQ, kDepthK, kThreads, kAligned, true>(sQ + part * kBlockQ * kDepthK, gQ,
+                                                          q_start, part * kDepthK);
   }
   for (int piece = 0; piece < kStages - 1; ++piece) start_piece();
 
-  const float scale_log2 = static_cast<float>(p.scale * kLog2E);  // exponentials are powers of 2
+  const float scale_log2 =
+      static_cast<float>(p.scale * std::numbers::log2e);  // exponentials are powers of 2
   float row_max[kTile];       // of the scaled scores; the same in all lanes of a row
   float row_sum[kTile] = {};  // of this thread's keys
   float rO[kTile][kTile] = {};
@@ -139,20 +141,20 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     constexpr bool kMasked = decltype(is_masked)::value;
 
     // S = Q K^T.
-    float rS[kTile][kTile] = {};
+    float rS[kTile][kKeys] = {};
     for (int part = 0; part < k_pieces; ++part) {
-      const float* sK = next_piece() + x * kDepth;
-      const float* sQPart = sQ + (part * kBlockQ + first_row) * kDepth;
+      const float* sK = next_piece() + x * kDepthK;
+      const float* sQPart = sQ + (part * kBlockQ + first_row) * kDepthK;
 #pragma unroll 2
-      for (int c = 0; c < kDepth / 4; ++c) {
-        float4 k[kTile];
+      for (int c = 0; c < kDepthK / 4; ++c) {
+        float4 k[kKeys];
 #pragma unroll
-        for (int j = 0; j < kTile; ++j) k[j] = load4(sK + kX * j * kDepth + 4 * (c ^ (x % 8)));
+        for (int j = 0; j < kKeys; ++j) k[j] = load4(sK + kX * j * kDepthK + 4 * (c ^ (x % 8)));
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const float4 q = load4(sQPart + kY * i * kDepth + 4 * (c ^ y ^ (kY * i % 8)));
+          const float4 q = load4(sQPart + kY * i * kDepthK + 4 * (c ^ y ^ (kY * i % 8)));
 #pragma unroll
-          for (int j = 0; j < kTile; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
+          for (int j = 0; j < kKeys; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
         }
       }
     }
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
       const KeyRange seen = kMasked ? visible_keys(p, row) : KeyRange{};
       float new_max = row_max[i];
 #pragma unroll
-      for (int j = 0; j < kTile; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         rS[i][j] = __fmul_rn(rS[i][j], scale_log2);
         if (kMasked && !seen.holds(kv_start + x + kX * j)) rS[i][j] = -INFINITY;
         new_max = fmaxf(new_max, rS[i][j]);
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
       row_sum[i] *= rescale[i];
       float* sRow = sP + (first_row + kY * i) * kBlockKV;
 #pragma unroll
-      for (int j = 0; j < kTile; ++j) {
+      for (int j = 0; j < kKeys; ++j) {
         float weight = ptx::ex2_approx_ftz(rS[i][j] - shift);
         row_sum[i] += weight;
         const int key = x + kX * j;
@@ -193,7 +195,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     for (int part = 0; part < kVPieces; ++part) {
       const float* sV = next_piece() + 4 * x;
 #pragma unroll 2
-      for (int c = 0; c < kDepth / 4; ++c) {
+      for (int c = 0; c < kDepthV / 4; ++c) {
         float4 v[4][2];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
         }
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const int chunk = (part * kDepth / 4 + c) ^ (kX / 4 * y);
+          const int chunk = (part * kDepthV / 4 + c) ^ (kX / 4 * y);
           const float4 w = load4(sP + (first_row + kY * i) * kBlockKV + 4 * chunk);
           const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
@@ -243,36 +245,34 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSM)
     }
     if (p.lse != nullptr && x == 0) {
       p.lse[static_cast<std::int64_t>(head_index) * p.len_q + row] =
-          (row_max[i] + log2f(sum)) * kLn2;
+          (row_max[i] + log2f(sum)) * std::numbers::ln2_v<float>;
     }
   }
 }
 
-// Calls f with the shape for a call. Deep pieces need fewer barriers; Q of head dims over 128 leaves
-// no room for them beside the P of 128 columns.
-template <class F>
-auto dispatch_shape(const ForwardParams& p, F&& f) {
-  if (p.head_dim_v <= 64) return f(Shape<64, 64>{});
-  if (p.head_dim_v <= 128 && p.head_dim <= 128) return f(Shape<128, 64>{});
-  if (p.head_dim_v <= 128 && p.head_dim <= 192) return f(Shape<128, 32>{});
-  return f(Shape<256, 32>{});
+// By the GPU that the code was compiled for; where none of its shapes fits, the last.
+int choose_shape(const ForwardParams& p) {
+  const auto [bytes, kb] = shared_memory<register_tiles_kernel<0, true>>();
+  int chosen = 0;
+  for (const Shape& s : kShapes) {
+    if (kb < s.min_kb || kb > s.max_kb || s.head_dim_v < p.head_dim_v) continue;
+    chosen = static_cast<int>(&s - kShapes);
+    if (s.shared_bytes(p.head_dim) <= bytes) break;
+  }
+  return chosen;
 }
 
 LaunchPlan plan(const ForwardParams& p) {
-  return dispatch_shape(p, [&]<class S>(S) -> LaunchPlan {
-    return {
-        .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, S::kBlockQ),
-        .threads = S::kThreads,
-        .dynamic_shared_bytes = S::shared_floats(p.head_dim) * sizeof(float)};
-  });
+  const Shape& s = kShapes[choose_shape(p)];
+  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, s.block_q),
+          .threads = s.threads,
+          .dynamic_shared_bytes = s.shared_bytes(p.head_dim)};
 }
 
 void run(const ForwardParams& p, void* stream) {
-  const bool aligned = rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
-                       rows_are_aligned(p.v, p.v_stride);
-  dispatch_shape(p, [&]<class S>(S) {
-    dispatch_bool(aligned, [&](auto kAligned) {
-      launch<register_tiles_kernel<S, kAligned.value>>(plan(p), stream, p);
+  dispatch_index<std::size(kShapes)>(choose_shape(p), [&](auto kShape) {
+    dispatch_bool(inputs_are_aligned(p), [&](auto kAligned) {
+      launch<register_tiles_kernel<kShape.value, kAligned.value>>(plan(p), stream, p);
     });
   });
 }

@@ -16,4 +16,12 @@ void dispatch_bool(bool value, F&& f) {
   }
 }
 
+// Calls f with std::integral_constant<int, index>, of 0 to kCount - 1.
+template <int kCount, class F>
+void dispatch_index(int index, F&& f) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
+    ((kIndex == index ? f(std::integral_constant<int, kIndex>{}) : void()), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
 }  // namespace fastattn::cuda

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -52,6 +53,53 @@ void allow_shared_memory() {
                              static_cast<int>(most)),
         "cudaFuncSetAttribute");
   allowed.fetch_or(bit, std::memory_order_relaxed);
+}
+
+// KB of shared memory for a block that the GPUs have which code of an architecture is made for.
+__host__ __device__ constexpr int shared_kb(int architecture) {
+  if (architecture < 80) return 64;
+  if (architecture == 80 || architecture == 87) return 163;
+  return architecture < 90 || architecture >= 120 ? 99 : 227;
+}
+
+// Whether code that only GPUs with min_kb to max_kb run is wanted in this pass of the compiler. A
+// kernel that begins with `if constexpr (!...) return;` costs it next to nothing.
+__host__ __device__ constexpr bool compiled_for_kb(int min_kb, int max_kb) {
+#ifdef __CUDA_ARCH__
+  constexpr int kKb = shared_kb(__CUDA_ARCH__ / 10);
+  return min_kb <= kKb && kKb <= max_kb;
+#else
+  return min_kb <= max_kb;  // the host, which may emulate all
+#endif
+}
+
+// Of the current GPU; where there is none, of the largest.
+struct SharedMemory {
+  std::size_t bytes_per_block = 227 * 1024;
+  int code_kb = 227;  // shared_kb() of the architecture that the kernel was compiled for
+};
+
+// A GPU may run code that was compiled for another: of its family, or for an older one as PTX.
+template <auto kKernel>
+SharedMemory shared_memory() {
+  static std::array<std::atomic<int>, 64> architectures{};  // by device; 0: not yet known
+  int device = 0;
+  try {
+    device = current_device();
+  } catch (const CudaError&) {
+    return {};  // plans are made without a GPU, too
+  }
+  const DeviceInfo& gpu = device_info(device);
+  std::atomic<int>& architecture = architectures[device % architectures.size()];
+  if (architecture.load(std::memory_order_relaxed) == 0) {
+    cudaFuncAttributes attributes;
+    const cudaError_t status = cudaFuncGetAttributes(&attributes, kKernel);
+    if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the launch will say why
+    architecture.store(status == cudaSuccess ? attributes.ptxVersion : gpu.compute_capability,
+                       std::memory_order_relaxed);
+  }
+  return {.bytes_per_block = gpu.shared_bytes_per_block,
+          .code_kb = shared_kb(architecture.load(std::memory_order_relaxed))};
 }
 
 // Enqueues kKernel<<<plan>>>(args...) on the stream of the current device.

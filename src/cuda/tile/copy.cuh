@@ -60,4 +60,9 @@ inline bool rows_are_aligned(const void* data, const Strides& stride) {
          stride.head % 4 == 0 && stride.row % 4 == 0;
 }
 
+inline bool inputs_are_aligned(const ForwardParams& p) {
+  return rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
+         rows_are_aligned(p.v, p.v_stride);
+}
+
 }  // namespace fastattn::cuda

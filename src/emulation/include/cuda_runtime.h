@@ -253,6 +253,7 @@ enum cudaError_t {
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 struct cudaFuncAttributes {
   std::size_t sharedSizeBytes;
+  int ptxVersion;
 };
 using cudaStream_t = struct EmulatedStream*;
 struct cudaLaunchConfig_t {
@@ -268,10 +269,11 @@ cudaError_t cudaMemGetInfo(std::size_t* free_bytes, std::size_t* total_bytes);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorName(cudaError_t status);
 const char* cudaGetErrorString(cudaError_t status);
+int code_architecture();  // that kernels count as compiled for: the emulated GPU's
 
 template <class... Parameters>
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Parameters...)) {
-  *attributes = {.sharedSizeBytes = 0};
+  *attributes = {.sharedSizeBytes = 0, .ptxVersion = code_architecture()};
   return cudaSuccess;
 }
 template <class... Parameters>
