@@ -557,6 +557,7 @@ NAMES: dict[str, Any] = {
     "forward_caption": lambda: _forward_report.caption(forward_record()),
     "speed_cpu": lambda: speed_record()["meta"]["cpu"],
     "a_tile": a_tile,
+    "V6_SPLIT": V6_SPLIT,
     "number": number,
     "scaled": scaled,
     "big": big,

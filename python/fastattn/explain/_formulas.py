@@ -452,8 +452,8 @@ class MmaTiles:
         return 2 * (rows + 4 * self.stages * self.keys) * head_dim + 16 * self.stages
 
 
-# By the head dim that a tile has. The numbers of the two headers' Shape<...>; the tests compare the
-# emulation's launches and counts with what follows from them.
+# By the head dim that a tile has: the numbers of both Shape<...>, in half.cuh and split_kv.cuh. The
+# tests compare the emulation's launches and counts with what follows from them.
 V6_HALF = {
     64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=2, q_in_registers=True),
     128: MmaTiles(warps=4, row_tiles=2, keys=32, stages=3, q_in_registers=False),
