@@ -126,11 +126,11 @@ def test_the_formulas_of_v6_at_one_shape() -> None:
     )
     tensor = 2 * 256 * 64  # bytes in float16
     assert half.value("global_read_bytes", SHAPE) == tensor * (1 + 2 * 256 // half.tiles["Br"])
-    # The pre-pass reads K and V; Q is read twice. The parts of K and V have as many bytes as they,
-    # and a tile of them has a head; each tile of queries reads both.
+    # The pre-pass reads K and V. The parts of both have as many bytes as they, and a tile of them
+    # has a head; each tile of queries reads them.
     parts = 2 * (2 * tensor) + 16 * 256 // split.tiles["Bc"]
     assert split.value("global_read_bytes", SHAPE) == (
-        2 * (2 * tensor) + 2 * (2 * tensor) + 256 // split.tiles["Br"] * parts
+        3 * (2 * tensor) + 256 // split.tiles["Br"] * parts
     )
     products = 2 * (256 * 256 * 64) // (16 * 8 * 16)
     assert half.value("mmas", SHAPE) == products

@@ -52,7 +52,7 @@ class Shape:
 def evaluate(text: str, symbols: dict[str, int]) -> Fraction:
     """The value of an expression of this file; divisions are exact."""
     names: dict[str, Any] = {name: Fraction(value) for name, value in symbols.items()}
-    names |= {"ceil": math.ceil, "gcd": lambda a, b: math.gcd(int(a), int(b))}
+    names |= {"ceil": math.ceil, "floor": math.floor, "gcd": lambda a, b: math.gcd(int(a), int(b))}
     # The texts are constants of this file, never a user's.
     return Fraction(eval(text, {"__builtins__": {}}, names))
 
@@ -64,7 +64,7 @@ class Formula:
     Attributes
     ----------
     text : str
-        Over the symbols of this file, with ``ceil`` and ``gcd``.
+        Over the symbols of this file, with ``ceil``, ``floor`` and ``gcd``; what is true counts 1.
     why : str
         Where its terms come from.
     where : str
@@ -575,9 +575,9 @@ def _v6_split(head_dim: int) -> Rung:
         tiles.tiles(head_dim),
         {
             "global_read_bytes": Formula(
-                "8*B*H*(N*D + M*D + ceil(M/Br)*ceil(N/Bc)*(Bc*P + 2))",
-                "K and V once, to be split; Q twice, for the maxima of its rows and for itself; "
-                "the parts of K and V, and a head of 16 bytes a tile, for each query tile",
+                "4*B*H*(2*N*D + M*D + ceil(M/Br)*ceil(N/Bc)*(2*Bc*P + 4))",
+                "K and V once, to be split; Q once; the parts of K and V, and a head of 16 bytes a "
+                "tile, for each query tile",
                 _WHOLE_ROWS,
             ),
             "global_write_bytes": Formula(
@@ -585,8 +585,10 @@ def _v6_split(head_dim: int) -> Rung:
                 "out and lse; of each tile two parts of K and of V, a factor a row, and the head",
             ),
             "global_read_requests": Formula(
-                "B*H*(N*P/64 + ceil(M/8)*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/64 + 1))",
-                "16 bytes a lane for K, V and their parts; 4 for Q, whose 8 rows are a fragment's",
+                "B*H*(N*P/64 + (2*ceil(M/8) - (D == P)*floor(M/Br)*Br/8)*D/8"
+                " + ceil(M/Br)*ceil(N/Bc)*(Bc*P/64 + 1))",
+                "16 bytes a lane for K, V and their parts; for 8 rows of Q 8 where a tile is full, "
+                "else 4",
                 _WHOLE_TILES,
             ),
             "global_write_requests": Formula(
@@ -595,9 +597,10 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "global_read_sectors": Formula(
-                "B*H*(N*D/2 + M*D/2 + ceil(M/Br)*ceil(N/Bc)*(Bc*P/4 + 1))",
-                "a lane's 32 bytes of K or V in two reads of the sector, and Q's 4 times 8 bytes "
-                "likewise; the parts whole",
+                "B*H*(N*D/2 + (2*M - (D == P)*floor(M/Br)*Br)*D/8"
+                " + ceil(M/Br)*ceil(N/Bc)*(Bc*P/4 + 1))",
+                "a lane's 32 bytes of K or V in two reads of the sector; likewise Q where it is "
+                "read by 4 bytes; the parts whole",
                 _WHOLE_TILES,
             ),
             "global_write_sectors": Formula(
