@@ -82,6 +82,7 @@ struct LaunchPlan {
   int threads = 0;                       // per block
   std::size_t dynamic_shared_bytes = 0;  // per block
   std::size_t workspace_bytes = 0;       // device memory, allocated and freed in stream order
+  bool compiled = true;                  // this build has the kernel's code for the current GPU
 };
 
 // What a kernel takes. Checked in one place (src/core/choose.cpp), shown by kernels().

@@ -106,6 +106,10 @@ std::vector<std::string> device_refusals(const Kernel& kernel, const ForwardPara
                       " bytes of shared memory per block; this GPU has " +
                       std::to_string(gpu.shared_bytes_per_block) + ")");
   }
+  if (!plan.compiled) {
+    reasons.push_back(gpu.name + " by this build (its code is for " +
+                      std::string(build_info().cuda_archs) + ")");
+  }
   if (plan.blocks > std::numeric_limits<std::int32_t>::max()) {
     reasons.push_back(std::to_string(plan.blocks) + " blocks (a grid has at most 2147483647)");
   }

@@ -62,6 +62,14 @@ __host__ __device__ constexpr int shared_kb(int architecture) {
   return architecture < 90 || architecture >= 120 ? 99 : 227;
 }
 
+// The least shared_kb() that hold so many bytes a block, of GPUs since 8.0.
+__host__ __device__ constexpr int kb_that_hold(std::size_t bytes) {
+  for (const int kb : {99, 163}) {
+    if (bytes <= static_cast<std::size_t>(kb) * 1024) return kb;
+  }
+  return 227;
+}
+
 // Whether code that only GPUs with min_kb to max_kb run is wanted in this pass of the compiler. A
 // kernel that begins with `if constexpr (!...) return;` costs it next to nothing.
 __host__ __device__ constexpr bool compiled_for_kb(int min_kb, int max_kb) {

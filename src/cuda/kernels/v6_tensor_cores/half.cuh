@@ -26,6 +26,9 @@ namespace fastattn::cuda::v6::half {
 constexpr float kWeightStart = 0.0F;
 constexpr float kWeightEnd = 8.0F;
 
+// spills allowed: a few values that are read once a tile of keys. The output and the scores of a
+// warp's rows take 160 to 192 of a thread's registers, and smaller tiles are slower.
+
 // kRowTiles: of 16 rows, a warp's. With two of them each fragment of K and V that a warp reads from
 // shared memory serves two multiplications.
 template <int kHeadDim>
@@ -59,6 +62,7 @@ struct Traits : Shape<kHeadDim_> {
   static constexpr int kQBytes = kBlockQ * kHeadDim * 2;
   static constexpr int kKVBytes = S::kBlockKV * kHeadDim * 2;
   static constexpr std::size_t kSharedBytes = kQBytes + 2 * S::kStages * kKVBytes;
+  static constexpr int kMinKb = kb_that_hold(kSharedBytes);
 };
 
 // What the host works out for a call.
@@ -70,6 +74,7 @@ struct Call {
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     attention_kernel(const __grid_constant__ Call call) {
+  if constexpr (!compiled_for_kb(T::kMinKb, 227)) return;
   using Number = Number16<T::kType>;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kHeadDim = T::kHeadDim, kBlockQ = T::kBlockQ, kBlockKV = T::kBlockKV;
@@ -360,13 +365,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 template <DType kType, int kHeadDim>
 LaunchPlan Instance<kType, kHeadDim>::plan(const ForwardParams& p) {
   using T = Traits<kType, kHeadDim>;
-  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
-          .threads = T::kThreads,
-          .dynamic_shared_bytes = T::kSharedBytes,
-          .workspace_bytes =
-              packed_bytes(p.q, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim) +
-              packed_bytes(p.k, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim) +
-              packed_bytes(p.v, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v)};
+  return {
+      .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
+      .threads = T::kThreads,
+      .dynamic_shared_bytes = T::kSharedBytes,
+      .workspace_bytes = packed_bytes(p.q, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim) +
+                         packed_bytes(p.k, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim) +
+                         packed_bytes(p.v, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v),
+      .compiled = shared_memory<attention_kernel<T>>().code_kb >= T::kMinKb};
 }
 
 template <DType kType, int kHeadDim>

@@ -27,6 +27,9 @@
 
 namespace fastattn::cuda::v6::split {
 
+// spills allowed: a few values that are read once a tile of keys, and more in careful steps, which are
+// few. Q's parts, the output and the scores of a warp's rows take 160 to 190 of a thread's registers.
+
 // Weights are at most 2^15, which float16 holds, and a row's largest one so far was 2^7 or more.
 constexpr float kWeightStart = 7.0F;
 constexpr float kWeightEnd = 15.0F;
@@ -35,6 +38,7 @@ constexpr float kWeightUnit = 1.0F / 32768.0F;
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     attention_kernel(const __grid_constant__ Call call) {
+  if constexpr (!compiled_for_kb(T::kMinKb, 227)) return;
   using Number = Number16<DType::kFloat16>;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kHeadDim = T::kHeadDim, kBlockKV = T::kBlockKV, kThreads = T::kThreads;
@@ -208,18 +212,23 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
     // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
+    const auto k_factor = [&](int key) {
+      return kCareful && head.k_is_uneven != 0 ? gFactors[key] : head.k_factor;
+    };
+    const auto v_factor_of = [&](int key) {
+      return head.v_is_uneven != 0 ? gFactors[kBlockKV + key] : head.v_factor;
+    };
     float largest[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const KeyRange seen = kCareful ? visible_keys(p, row_of(r)) : KeyRange{};
       const int begin = seen.begin - kv_start - 2 * t, end = seen.end - kv_start - 2 * t;
-      const float row_factor = kCareful ? factor[r] : factor[r] * head.k_factor;
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
-          s = __fmul_rn(s, kCareful ? row_factor * gFactors[8 * n + e] : row_factor);
+          s = __fmul_rn(s, factor[r] * k_factor(8 * n + e));
           if (kCareful && (8 * n + e < begin || 8 * n + e >= end)) s = -INFINITY;
         }
       }
@@ -241,7 +250,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           s = ptx::ex2_approx_ftz(s - reference.value[r]);
           reference.row_sum[r] += s;
           if constexpr (kCareful) {
-            s *= gFactors[kBlockKV + 8 * n + e] * kWeightUnit;
+            s *= v_factor_of(8 * n + e) * kWeightUnit;
             weight_max = fmaxf(weight_max, s);
           }
         }
@@ -395,7 +404,8 @@ LaunchPlan Instance<kHeadDim>::plan(const ForwardParams& p) {
   return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
           .threads = T::kThreads,
           .dynamic_shared_bytes = T::kSharedBytes,
-          .workspace_bytes = T::scratch_bytes(p)};
+          .workspace_bytes = T::scratch_bytes(p),
+          .compiled = shared_memory<attention_kernel<T>>().code_kb >= T::kMinKb};
 }
 
 template <int kHeadDim>

@@ -72,6 +72,7 @@ struct Traits : Shape<kHeadDim_> {
   static constexpr int kQBytes = S::kQInRegisters ? 0 : 2 * kBlockQ * kHeadDim * 2;
   static constexpr std::size_t kSharedBytes =
       kQBytes + S::kStages * (kTileBytes + static_cast<int>(sizeof(TileHead)));
+  static constexpr int kMinKb = kb_that_hold(kSharedBytes);
 
   // The tiles that hold a key which some row sees.
   static KeyRange seen_tiles(const ForwardParams& p) {
@@ -138,8 +139,9 @@ constexpr int kSplitThreads = 256;
 
 // One block splits one tile of K (blockIdx.y = 0) or of V.
 template <class T>
-__global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 8 : 4)
+__global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 6 : 4)
     split_kernel(const __grid_constant__ Call call) {
+  if constexpr (!compiled_for_kb(T::kMinKb, 227)) return;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kBlockKV = T::kBlockKV, kRowStep = kSplitThreads / Tile::kChunks;
   constexpr int kPasses = (kBlockKV + kRowStep - 1) / kRowStep;
