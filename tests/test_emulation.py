@@ -540,11 +540,12 @@ def test_v5_takes_any_call(problem: Case) -> None:
     helpers.expected(problem, "cpu").check(out, lse)
 
 
-@pytest.mark.parametrize("dtype", dtypes("v6"))
-@pytest.mark.parametrize("problem", ANY_CALL, ids=str)
-def test_v6_takes_any_call(problem: Case, dtype: str) -> None:
+ANY_DTYPE = [dataclasses.replace(x, dtype=dtype) for x in ANY_CALL for dtype in dtypes("v6")]
+
+
+@pytest.mark.parametrize("problem", ANY_DTYPE, ids=str)
+def test_v6_takes_any_call(problem: Case) -> None:
     """Right in both builds, and clean in the checked one."""
-    problem = dataclasses.replace(problem, dtype=dtype)
     report = checked("v6", problem)
     helpers.expected(problem, "cpu").check(report.out, report.lse)
     assert report.findings == ()
@@ -556,20 +557,23 @@ def test_v6_takes_any_call(problem: Case, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", dtypes("v6"))
 @pytest.mark.parametrize("head_dim", [24, 72, 136])
 def test_v6_is_clean_where_steps_are_careful(head_dim: int, dtype: str) -> None:
-    """Numbers that need care in tiles that the mask cuts through, and in others; any order."""
-    problem = case(40, 150, head_dim, dtype=dtype)
+    """Numbers that need care, in tiles that the mask cuts through and in others."""
+    problem = case(20, 100, head_dim, dtype=dtype)
     q, k, v = (x.copy() for x in inputs(problem))
     q[..., 3, :] = np.inf
     k[..., 5, :] = -np.inf
-    k[..., 145, :] = 6e4
+    k[..., 95, :] = 6e4
     v[..., 20, 1] = np.nan
-    v[..., 149, :] = np.inf
-    for mask in ({}, {"causal": True}, {"window": (60, 3)}):
-        reports = [emulation.run(q, k, v, kernel="v6", seed=seed, **mask) for seed in (0, 1)]
-        assert [report.findings for report in reports] == [(), ()]
-        np.testing.assert_array_equal(reports[0].out, reports[1].out)
-        out = fastattn.forward(q, k, v, kernel="v6", **mask)
-        np.testing.assert_array_equal(out, reports[0].out)
+    v[..., 99, :] = np.inf
+    masks: list[dict[str, Any]] = [{}, {"causal": True}, {"window": (60, 3)}]
+    # Rows one by one cost the emulation seconds.
+    for mask in masks if head_dim == 24 else masks[1:2]:
+        report = emulation.run(q, k, v, kernel="v6", seed=1, **mask)
+        assert report.findings == ()
+        # The other build, in another order of the threads.
+        np.testing.assert_array_equal(fastattn.forward(q, k, v, kernel="v6", **mask), report.out)
+        wanted = testing.reference(q, k, v, **mask)[0]
+        np.testing.assert_array_equal(np.isnan(report.out), np.isnan(wanted))
 
 
 @pytest.mark.parametrize("dtype", dtypes("v6"))
