@@ -18,6 +18,8 @@ import docs_tables
 import docs_update
 from docs_facts import H200, KERNELS, LADDER, PRIMARY, ROOT, RTX4080, MissingRecordError, rung
 
+from fastattn.explain._formulas import V6_HALF, V6_SPLIT, dtypes
+
 NAMES = list(docs_facts.registry())
 # A line of the registry without its file is one test's failure, not the end of all of them. Tile
 # sizes of a folder have no one place.
@@ -324,6 +326,22 @@ def test_launch_figures_are_the_profiled_ones(name: str) -> None:
     launch = (item.threads, item.shared_bytes, row["registers"])
     assert H200.blocks_per_sm(*launch) == row["blocks_per_sm"]
     assert 100 * H200.occupancy(*launch) == pytest.approx(row["occupancy_theoretical"], abs=0.1)
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
+def test_v6_s_launch_is_the_profiled_one(dtype: str) -> None:
+    try:
+        row = docs_facts.profile_row("v6", dtype)
+    except MissingRecordError as reason:
+        pytest.xfail(str(reason))
+    head_dim = PRIMARY.head_dim
+    is_split = dtype == "float32"
+    shape = (V6_SPLIT if is_split else V6_HALF)[head_dim]
+    tiles = shape.tiles(head_dim)
+    assert row["blocks"] == PRIMARY.batch * PRIMARY.heads * -(-PRIMARY.length // tiles["Br"])
+    assert row["threads"] == 32 * tiles["W"]
+    shared = shape.split_bytes(head_dim) if is_split else shape.half_bytes(head_dim)
+    assert row["shared_dynamic_bytes"] == shared
 
 
 def test_tiles_come_from_the_sources() -> None:
