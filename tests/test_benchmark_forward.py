@@ -96,18 +96,19 @@ def test_operations_are_those_of_the_visible_pairs(
     assert problem.flops == per_pair * visible
 
 
-@pytest.mark.parametrize("scores", [1 << 25, 70])
+@pytest.mark.parametrize("at_a_time", [1 << 25, 70])
 @pytest.mark.parametrize("changes", [*MASKS, {"scale": -0.3}])
 def test_the_reference_of_some_heads_is_the_oracle(
-    arrays: TorchArrays, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], scores: int
+    arrays: TorchArrays, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], at_a_time: int
 ) -> None:
     """Also when it takes only some rows at a time."""
-    monkeypatch.setattr(_arrays, "_SCORES_AT_A_TIME", scores)
+    monkeypatch.setattr(_arrays, "_SCORES_AT_A_TIME", at_a_time)
     problem = replace(BASE, **changes)
     tensors = inputs_of(problem)
     pairs = [(0, 0), (1, 1), (1, 3)]
     exact, *plain = arrays.evaluations(problem, *tensors, pairs)
-    few = problem.len_q <= _arrays._FEW_ROWS
+    scores = len(pairs) * problem.len_q * problem.len_kv
+    few = _arrays.sums_may_be_trees(problem.len_q, scores)
     assert len(plain) == 2 + few  # head by head, all at once, and in loops
     expected = reference(problem, tensors)
     index = tuple(zip(*pairs, strict=True))

@@ -27,8 +27,15 @@ Attention = tuple[HostArray, HostArray]
 
 # Scores of the evaluations on a GPU that are held at one time: 256 MiB in float64.
 _SCORES_AT_A_TIME = 1 << 25
-# Queries of which torch's matrix products may sum otherwise than those of many.
+# Queries, and scores, of which torch's matrix products may sum otherwise than those of many: in
+# trees, or in parts side by side.
 _FEW_ROWS = 32
+_FEW_SCORES = 1 << 18
+
+
+def sums_may_be_trees(rows: int, scores: int) -> bool:
+    """Whether torch may sum a call's products more exactly than tiles of keys can."""
+    return rows <= _FEW_ROWS or scores <= _FEW_SCORES
 
 
 @dataclass(frozen=True)
@@ -272,7 +279,8 @@ class TorchArrays(_CudaArrays):
         ]
         if dtype is float32:
             found += self._naive(problem, q, k, v, pairs)
-            if problem.len_q <= _FEW_ROWS:
+            scores = len(pairs) * problem.len_q * problem.len_kv
+            if sums_may_be_trees(problem.len_q, scores):
                 found.append(self._loops(problem, q, k, v, pairs))
         return found
 
@@ -304,8 +312,8 @@ class TorchArrays(_CudaArrays):
     ) -> tuple[Any, Any]:
         """Float32 attention with sums term by term, over keys in runs of 64.
 
-        The products of few rows are vector times matrix to torch, whose sums are trees: twice as
-        exact as any kernel that takes tiles of keys in turn.
+        The products of few rows are vector times matrix to torch, whose sums are trees, and small
+        products are split along their sums: twice as exact as kernels that take tiles in turn.
         """
         torch = self.torch
         group = problem.heads_q // problem.heads_kv

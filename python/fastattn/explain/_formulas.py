@@ -537,7 +537,8 @@ def _v6_half(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "warp_barriers": Formula(
-                "B*H*ceil(M/Br)*W", "between writing O to shared memory and reading it"
+                "B*H*ceil(M/Br)*2*W",
+                "before O is written to the place of Q, and between writing and reading it",
             ),
             "shuffles": Formula(
                 "B*H*ceil(M/Br)*Br/8*(4 + 2)",

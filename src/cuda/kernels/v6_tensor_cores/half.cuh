@@ -341,6 +341,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
   // The one division; a row with no weight at all saw no key. Through shared memory, each warp in
   // the place of its own rows of Q, so that whole rows are written.
+  __syncwarp();  // other lanes have read Q
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const float sum = sum_of_lanes<4>(reference.row_sum[r]);
