@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <ostream>
 #include <random>
 #include <stdexcept>
@@ -108,6 +109,27 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{75, 128, 128, 64, 128, 65'536}, Case{75, 129, 64, 32, 128, 45'056},
                       Case{75, 256, 256, 32, 128, 57'344}),
     ::testing::PrintToStringParamName());
+
+// log2(e) times the scale is beyond float's range: it must not make infinity, nor a score of 0 NaN.
+TEST(RegisterTilesOnGpus, TakeEveryScale) {
+  const Array keys = Array(DType::kFloat32, 1, 1, 70, 64).fill([](int, int, int key, int d) {
+    return d == 0 ? 0.25F * static_cast<float>(key % 3) : 0.0F;
+  });
+  const Array v = Array(DType::kFloat32, 1, 1, 70, 64).fill([](int, int, int key, int) {
+    return static_cast<float>(key);
+  });
+  for (const float factor : {0.0F, 1.0F, -1.0F}) {
+    const Array q = Array(DType::kFloat32, 1, 1, 20, 64).fill([&](int, int, int, int d) {
+      return d == 0 ? factor : 0.0F;
+    });
+    for (const float scale : {2e38F, 3e38F, std::numeric_limits<float>::max(), -3e38F}) {
+      SCOPED_TRACE(::testing::Message() << "q " << factor << ", scale " << scale);
+      Output found(q, v, Layout::kContiguous);
+      forward(params_of(q, keys, v, found, scale, {}), {}, "v5");
+      expect_close(found, q, keys, v, scale);
+    }
+  }
+}
 
 // Whatever the head dims, there is a shape that fits.
 TEST(RegisterTilesOnGpus, FitAllHeadDims) {

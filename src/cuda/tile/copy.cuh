@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/tile/lanes.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda {
@@ -51,6 +52,23 @@ __device__ __forceinline__ void copy_tile(float* sTile, const HeadView& g, int r
     }
     source += kRowStep * g.row_stride;
   }
+}
+
+// Chunk c of row `row` + `further` of a tile that begins at row `start`, swizzled. `swizzle` is
+// row % 8; `further` is known at compile time and has none of its bits. kIntoAddress: c is set into
+// the address of the row by one exclusive or, where else a chunk's place is added to it. Which
+// takes fewer instructions depends on the kernel, so count them.
+template <int kColumns, bool kIntoAddress>
+__device__ __forceinline__ float4 chunk_at(const float* sTiles, int start, int row, int swizzle,
+                                           int further, int c) {
+  static_assert(kColumns % 32 == 0);
+  const int change = further % 8;
+  if constexpr (kIntoAddress) {
+    const unsigned byte = (4 * row * kColumns + 16 * swizzle) ^ 16 * c ^ 16 * change;
+    const char* sTile = reinterpret_cast<const char*>(sTiles + start * kColumns);
+    return load4(reinterpret_cast<const float*>(sTile + byte) + further * kColumns);
+  }
+  return load4(sTiles + (start + row) * kColumns + further * kColumns + 4 * (c ^ swizzle ^ change));
 }
 
 // Whether every row starts at a multiple of 16 bytes: 4 floats, so the strides must be multiples
