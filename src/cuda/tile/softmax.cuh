@@ -6,22 +6,16 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
-#include <limits>
 
 #include "cuda/ptx/ex2.cuh"
 #include "cuda/tile/lanes.cuh"
+#include "cuda/tile/scale.cuh"
 
 namespace fastattn::cuda {
 
-inline constexpr float kLn2 = 0.69314718056F;
-inline constexpr double kLog2E = 1.4426950408889634;
-
 // The factor of the scores. A negative scale, or one of 0, is left to Q: see sign_of_scale().
 __device__ __forceinline__ float scale_log2_of(float scale) {
-  constexpr double kLargest = std::numeric_limits<float>::max();  // also of the largest scales
-  return scale == 0.0F
-             ? 1.0F
-             : static_cast<float>(fmin(fabs(static_cast<double>(scale)) * kLog2E, kLargest));
+  return scale == 0.0F ? 1.0F : scale_to_log2(fabsf(scale));
 }
 __device__ __forceinline__ float sign_of_scale(float scale) {
   return scale > 0.0F ? 1.0F : (scale < 0.0F ? -1.0F : 0.0F);

@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (p.lse != nullptr && t == 0) {
       const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
       p.lse[head_index * p.len_q + row] =
-          sum == 0.0F ? -INFINITY : (reference.value[r] + log2f(sum)) * kLn2;
+          sum == 0.0F ? -INFINITY : natural_log(reference.value[r], sum, p.scale);
     }
   }
 }
