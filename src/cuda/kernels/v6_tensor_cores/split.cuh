@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       row_max = fmaxf(row_max, fmaxf(fabsf(finite.x), fabsf(finite.y)));
     }
     const float scale = scale_of(max_of_lanes<4>(row_max));
-    factor[r] = scale_log2 * kTruncation * inverse_of(scale);
+    factor[r] = scale_log2 * inverse_of(scale) * kTruncation;
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
       const Parts parts = split_any(x[i].x * scale, x[i].y * scale);
