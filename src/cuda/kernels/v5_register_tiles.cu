@@ -176,16 +176,17 @@ __global__ void __launch_bounds__(kShapes[kShape].threads, 256 / kShapes[kShape]
       const float shift = new_max == -INFINITY ? 0.0F : new_max;
       rescale[i] = ptx::ex2_approx_ftz(row_max[i] - shift);
       row_max[i] = new_max;
-      row_sum[i] *= rescale[i];
+      float tile_sum = 0.0F;
       float* sRow = sP + (first_row + kY * i) * kBlockKV;
 #pragma unroll
       for (int j = 0; j < kKeys; ++j) {
         float weight = ptx::ex2_approx_ftz(rS[i][j] - shift);
-        row_sum[i] += weight;
+        tile_sum += weight;
         const int key = x + kX * j;
         if (kMasked && !seen.holds(kv_start + key)) weight = -0.0F;
         sRow[4 * (key / 4 ^ (kX / 4 * y)) + key % 4] = weight;
       }
+      row_sum[i] = row_sum[i] * rescale[i] + tile_sum;
     }
     __syncwarp();  // P is the warp's own
 

@@ -244,20 +244,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       v_factor[r] = head.v_factor * kWeightUnit;
-      float weight_max = 0.0F;
+      float weight_max = 0.0F, tile_sum = 0.0F;  // a tile by itself: small weights count
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
           s = ptx::ex2_approx_ftz(s - reference.value[r]);
-          reference.row_sum[r] += s;
+          tile_sum += s;
           if constexpr (kCareful) {
             s *= v_factor_of(8 * n + e) * kWeightUnit;
             weight_max = fmaxf(weight_max, s);
           }
         }
       }
+      reference.row_sum[r] += tile_sum;
       if constexpr (kCareful) {
         const float scale = scale_of(max_of_lanes<4>(weight_max));
         v_factor[r] = inverse_of(scale);
