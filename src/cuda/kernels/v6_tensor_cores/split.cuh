@@ -30,8 +30,8 @@ namespace fastattn::cuda::v6::split {
 // spills allowed: a few values that are read once a tile of keys, and more in careful steps, which are
 // few. Q's parts, the output and the scores of a warp's rows take 160 to 190 of a thread's registers.
 
-// Weights are at most 2^15, which float16 holds, and a row's largest one so far was 2^7 or more.
-constexpr float kWeightStart = 7.0F;
+// Weights are at most 2^15, which float16 holds; a row's largest one so far was 1 or more.
+constexpr float kWeightStart = 0.0F;
 constexpr float kWeightEnd = 15.0F;
 constexpr float kWeightUnit = 1.0F / 32768.0F;
 
