@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int g = lane / 4, t = lane % 4;
   const auto row_of = [&](int r) { return tile.first_row + warp_row + 8 * r + g; };
 
-  const float scale_log2 = scale_log2_of(p.scale);
+  const float scale_log2 = scale_log2_of(p.scale) * make_up_for_cut_off(p.head_dim);
   if (p.scale <= 0.0F) {
     ptx::cp_async_wait_group<0>();
     times_own_chunks<T::kType, QCopy>(sQ, sign_of_scale(p.scale));

@@ -84,9 +84,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
   const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
   const HeadView gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
-  // Tensor cores cut off what a sum can't hold: on average 0.36 of its last digit's 2^-23, in each of
-  // the kSteps that add main products, the i-th to i / kSteps of the score. The scale makes it good.
-  constexpr float kTruncation = 1.0F + 0.36F * 0x1p-23F * (kSteps + 1) / 2;
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
   float factor[kRows];  // of a row: what makes its sums scores, but for K's factor
   bool q_is_wild = false;
@@ -116,7 +113,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       row_max = fmaxf(row_max, fmaxf(fabsf(finite.x), fabsf(finite.y)));
     }
     const float scale = scale_of(max_of_lanes<4>(row_max));
-    factor[r] = scale_log2 * inverse_of(scale) * kTruncation;
+    factor[r] = scale_log2 * inverse_of(scale) * make_up_for_cut_off(p.head_dim);
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
       const Parts parts = split_any(x[i].x * scale, x[i].y * scale);
