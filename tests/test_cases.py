@@ -611,7 +611,8 @@ def assert_near_double(q, k, v, out, lse):
     for actual, expected, yardstick in zip(
         (out, lse), exact, (plain.to(q.dtype), plain_lse), strict=True
     ):
-        assert error(actual, expected) <= 2 * error(yardstick, expected)
+        # With one key the yardstick may be exact: a result may still be rounded once.
+        assert error(actual, expected) <= 2 * error(yardstick, expected) + 2.0**-24
 
 
 # ---- strides -------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
     const auto k_factor = [&](int key) {
-      return kCareful && head.k_is_uneven != 0 ? gFactors[key] : head.k_factor;
+      return head.k_is_uneven != 0 ? gFactors[key] : head.k_factor;
     };
     const auto v_factor_of = [&](int key) {
       return head.v_is_uneven != 0 ? gFactors[kBlockKV + key] : head.v_factor;
@@ -228,7 +228,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
-          s = __fmul_rn(s, factor[r] * k_factor(8 * n + e));
+          // In a careful step one by one: the product of the factors may be out of range.
+          s = kCareful ? __fmul_rn(s, factor[r]) * k_factor(8 * n + e)
+                       : __fmul_rn(s, factor[r] * head.k_factor);
           if (kCareful && (8 * n + e < begin || 8 * n + e >= end)) s = -INFINITY;
         }
       }
@@ -352,8 +354,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const auto step_while = [&](auto is_careful) {
     while (visit < tiles.count()) {
       const TileHead head = sHeads[stage];
-      const bool needs_care =
-          visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0;
+      const bool is_in_range = head.k_factor >= 0x1p-60F && head.k_factor <= 0x1p60F;
+      const bool needs_care = visit < tiles.masked() || q_is_wild || !is_in_range ||
+                              head.k_is_uneven != 0 || head.v_is_uneven != 0;
       if (needs_care != decltype(is_careful)::value) return;
       step(tiles.at(visit), T::kQBytes + stage * T::kTileBytes, head, is_careful);
       ++visit;

@@ -204,8 +204,8 @@ __global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 6 : 4)
     smallest = fminf(smallest, sSmallest[w]);
   }
 
-  // Rows 2^16 apart and more would lose digits under one scale.
-  const bool is_uneven = wild || smallest * 65536.0F < largest;
+  // Under one scale, rows that are this far apart would lose digits, or feel what hidden ones hold.
+  const bool is_uneven = wild || smallest * 256.0F < largest;
   const float tile_scale = scale_of(largest);
   char* hi = reinterpret_cast<char*>(call.kv.parts) + index * T::kTileBytes +
              (is_v ? 2 * T::kPartBytes : 0);
