@@ -41,19 +41,20 @@ __device__ __forceinline__ float largest_of_row(const float (&rS)[kRowTiles][kKe
   return largest;
 }
 
-// A warp's references, and the sums of its rows' weights, each of one thread's keys.
-template <int kRows>
+// A warp's references, and the sums of its rows' weights, each of one thread's keys. A reference's
+// own score has the weight 2^kStart.
+template <int kRows, int kStart>
 struct References {
-  float value[kRows] = {};
+  float value[kRows] = {};  // what is subtracted from scores
+  float score[kRows] = {};  // value + kStart, before it was rounded
   float row_sum[kRows] = {};
   bool all_set = false;
 
   // Moves the references of rows whose largest score makes a weight over 2^end, or that have none
-  // yet, so that this weight becomes 2^start; rescales O. `largest`: of this thread's keys.
+  // yet, so that this weight becomes 2^kStart; rescales O. `largest`: of this thread's keys.
   template <int kRowTiles, int kColumnTiles>
   __device__ __forceinline__ void follow(const float (&largest)[kRows],
-                                         float (&rO)[kRowTiles][kColumnTiles][4], float start,
-                                         float end) {
+                                         float (&rO)[kRowTiles][kColumnTiles][4], float end) {
     bool moves = !all_set;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) moves = moves || largest[r] - value[r] > end;
@@ -68,7 +69,8 @@ struct References {
         continue;
       }
       const float old = value[r];
-      value[r] = row_largest - start;
+      score[r] = row_largest;
+      value[r] = row_largest - kStart;
       const float rescale = is_set ? ptx::ex2_approx_ftz(old - value[r]) : 0.0F;
       row_sum[r] *= rescale;
 #pragma unroll
@@ -77,6 +79,11 @@ struct References {
         rO[r / 2][n][2 * (r % 2) + 1] *= rescale;
       }
     }
+  }
+
+  // The natural log of the sum of exponentials.
+  [[nodiscard]] __device__ __forceinline__ float log_sum(int r, float sum, float scale) const {
+    return natural_log(kStart == 0 ? value[r] : score[r], ldexpf(sum, -kStart), scale);
   }
 };
 

@@ -23,7 +23,7 @@
 namespace fastattn::cuda::v6::half {
 
 // Weights stay below 2^8: float16 holds them, and O is seldom rescaled.
-constexpr float kWeightStart = 0.0F;
+constexpr int kWeightStart = 0;
 constexpr float kWeightEnd = 8.0F;
 
 // spills allowed: a few values that are read once a tile of keys. The output and the scores of a
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     times_own_chunks<T::kType, QCopy>(sQ, sign_of_scale(p.scale));
   }
 
-  References<kRows> reference;
+  References<kRows, kWeightStart> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
   const auto hide = [&](float (&rS)[kRowTiles][kKeyTiles][4], int kv_start) {
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
       largest[r] = largest_of_row(rS, r);
     }
-    reference.follow(largest, rO, kWeightStart, kWeightEnd);
+    reference.follow(largest, rO, kWeightEnd);
     v_arrives();
 
     // P = exp(S), and O += P V.
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (p.lse != nullptr && t == 0 && row_of(r) < p.len_q) {
       const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
       p.lse[head_index * p.len_q + row_of(r)] =
-          sum == 0.0F ? -INFINITY : natural_log(reference.value[r], sum, p.scale);
+          sum == 0.0F ? -INFINITY : reference.log_sum(r, sum, p.scale);
     }
   }
   __syncwarp();

@@ -30,8 +30,9 @@ namespace fastattn::cuda::v6::split {
 // spills allowed: a few values that are read once a tile of keys, and more in careful steps, which are
 // few. Q's parts, the output and the scores of a warp's rows take 160 to 190 of a thread's registers.
 
-// Weights are at most 2^15, which float16 holds; a row's largest one so far was 1 or more.
-constexpr float kWeightStart = 0.0F;
+// Weights are at most 2^15, which float16 holds; a row's largest one so far was 2^7 or
+// more: so that lo parts of those that matter are no subnormals.
+constexpr int kWeightStart = 7;
 constexpr float kWeightEnd = 15.0F;
 constexpr float kWeightUnit = 1.0F / 32768.0F;
 
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int k_offset = Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const int v_offset = Tile::offset(lane % 16, lane / 16);
 
-  References<kRows> reference;
+  References<kRows, kWeightStart> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
   // kCareful: the mask cuts through the tile, or it or Q holds numbers that need care.
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
       largest[r] = largest_of_row(rS, r);
     }
-    reference.follow(largest, rO, kWeightStart, kWeightEnd);
+    reference.follow(largest, rO, kWeightEnd);
 
     // Weights. In a careful step V's factors go into them, and each row has a scale of its own.
     float v_factor[kRows];
@@ -354,9 +355,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const auto step_while = [&](auto is_careful) {
     while (visit < tiles.count()) {
       const TileHead head = sHeads[stage];
-      const bool is_in_range = head.k_factor >= 0x1p-60F && head.k_factor <= 0x1p60F;
-      const bool needs_care = visit < tiles.masked() || q_is_wild || !is_in_range ||
-                              head.k_is_uneven != 0 || head.v_is_uneven != 0;
+      const bool needs_care =
+          visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0;
       if (needs_care != decltype(is_careful)::value) return;
       step(tiles.at(visit), T::kQBytes + stage * T::kTileBytes, head, is_careful);
       ++visit;
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (p.lse != nullptr && t == 0) {
       const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
       p.lse[head_index * p.len_q + row] =
-          sum == 0.0F ? -INFINITY : natural_log(reference.value[r], sum, p.scale);
+          sum == 0.0F ? -INFINITY : reference.log_sum(r, sum, p.scale);
     }
   }
 }

@@ -204,8 +204,10 @@ __global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 6 : 4)
     smallest = fminf(smallest, sSmallest[w]);
   }
 
-  // Under one scale, rows that are this far apart would lose digits, or feel what hidden ones hold.
-  const bool is_uneven = wild || smallest * 256.0F < largest;
+  // Under one scale, rows that are this far apart would lose digits, or feel what hidden ones hold;
+  // and only a careful step multiplies factors far from 1 one by one.
+  const bool is_far = largest != 0.0F && !(largest >= 0x1p-46F && largest <= 0x1p74F);
+  const bool is_uneven = wild || is_far || smallest * 256.0F < largest;
   const float tile_scale = scale_of(largest);
   char* hi = reinterpret_cast<char*>(call.kv.parts) + index * T::kTileBytes +
              (is_v ? 2 * T::kPartBytes : 0);
