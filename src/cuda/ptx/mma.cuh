@@ -12,16 +12,16 @@ namespace fastattn::cuda::ptx {
 //   b0: rows 2t, 2t + 1 of column g       b1: rows 2t + 8, 2t + 9 of column g
 //   d[0], d[1]: row g, columns 2t, 2t + 1, and d[2], d[3]: those of row g + 8
 #if __CUDA_ARCH__ >= 800
-#define FASTATTN_MMA(type, d, a, b0, b1)                                              \
+#define FASTATTN_MMA(type, d, a, b0, b1)                                     \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                 \
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-#define FASTATTN_MMA_ZERO(type, d, a, b0, b1)                                             \
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                       \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#define FASTATTN_MMA_ZERO(type, d, a, b0, b1)                                    \
   asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                     \
-               ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};" \
-               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                           \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0F))
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};" \
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])                           \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0F))
 #else
 #define FASTATTN_MMA(type, d, a, b0, b1) __trap()
 #define FASTATTN_MMA_ZERO(type, d, a, b0, b1) __trap()
