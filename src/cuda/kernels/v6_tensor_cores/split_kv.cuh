@@ -139,7 +139,7 @@ constexpr int kSplitThreads = 256;
 
 // One block splits one tile of K (blockIdx.y = 0) or of V.
 template <class T>
-__global__ void __launch_bounds__(kSplitThreads, T::kHeadDim == 64 ? 6 : 4)
+__global__ void __launch_bounds__(kSplitThreads, 4)
     split_kernel(const __grid_constant__ Call call) {
   if constexpr (!compiled_for_kb(T::kMinKb, 227)) return;
   using Tile = Tile16<T::kHeadDim>;
