@@ -12,16 +12,18 @@
 namespace fastattn::cuda {
 
 // One head of a tensor.
+template <class T>
 struct HeadView {
-  const float* data;  // [length, dim]
+  const T* data;  // [length, dim]
   std::int64_t row_stride;
   int length, dim;
 };
 
-__device__ __forceinline__ HeadView head_view(const void* data, const Strides& stride,
-                                              std::int64_t batch, std::int64_t head, int length,
-                                              int dim) {
-  return {static_cast<const float*>(data) + batch * stride.batch + head * stride.head, stride.row,
+template <class T = float>
+__device__ __forceinline__ HeadView<T> head_view(const void* data, const Strides& stride,
+                                                 std::int64_t batch, std::int64_t head, int length,
+                                                 int dim) {
+  return {static_cast<const T*>(data) + batch * stride.batch + head * stride.head, stride.row,
           length, dim};
 }
 
@@ -29,7 +31,8 @@ __device__ __forceinline__ HeadView head_view(const void* data, const Strides& s
 // kSwizzled: chunk c (16 bytes) of row r goes to place c ^ (r % 8), so that eight lanes that read
 // one chunk of eight rows meet no bank twice. kAligned: every row starts at a multiple of 16 bytes.
 template <int kRows, int kColumns, int kThreads, bool kAligned, bool kSwizzled>
-__device__ __forceinline__ void copy_tile(float* sTile, const HeadView& g, int row, int column) {
+__device__ __forceinline__ void copy_tile(float* sTile, const HeadView<float>& g, int row,
+                                          int column) {
   constexpr int kChunks = kColumns / 4;
   constexpr int kRowStep = kThreads / kChunks;
   static_assert(kRows % kRowStep == 0 && (!kSwizzled || kRowStep % 8 == 0));
@@ -71,11 +74,12 @@ __device__ __forceinline__ float4 chunk_at(const float* sTiles, int start, int r
   return load4(sTiles + (start + row) * kColumns + further * kColumns + 4 * (c ^ swizzle ^ change));
 }
 
-// Whether every row starts at a multiple of 16 bytes: 4 floats, so the strides must be multiples
-// of 4.
-inline bool rows_are_aligned(const void* data, const Strides& stride) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.batch % 4 == 0 &&
-         stride.head % 4 == 0 && stride.row % 4 == 0;
+// Whether every row of a tensor of T starts at a multiple of 16 bytes.
+template <class T = float>
+bool rows_are_aligned(const void* data, const Strides& stride) {
+  constexpr int kElements = 16 / sizeof(T);
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.batch % kElements == 0 &&
+         stride.head % kElements == 0 && stride.row % kElements == 0;
 }
 
 inline bool inputs_are_aligned(const ForwardParams& p) {

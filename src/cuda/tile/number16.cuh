@@ -8,6 +8,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/cvt.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/copy.cuh"
 #include "cuda/tile/schedule.cuh"
 #include "fastattn/fastattn.h"
 
@@ -83,20 +84,6 @@ struct Tile16 {
   }
 };
 
-// One head of a tensor of 16-bit numbers.
-struct HeadView16 {
-  const std::uint16_t* data;  // [length, dim]
-  std::int64_t row_stride;
-  int length, dim;
-};
-
-__device__ __forceinline__ HeadView16 head_view16(const void* data, const Strides& stride,
-                                                  std::int64_t batch, std::int64_t head, int length,
-                                                  int dim) {
-  return {static_cast<const std::uint16_t*>(data) + batch * stride.batch + head * stride.head,
-          stride.row, length, dim};
-}
-
 // Copies tiles of kRows rows to Tile16s; what lies outside of the tensor becomes 0. Every row must
 // start at a multiple of 16 bytes.
 template <int kRows, int kColumns, int kThreads>
@@ -110,7 +97,7 @@ struct TileCopy {
   int rows;   // of the tensor, from this thread's first one on
   int bytes;  // of the chunk that lie in the tensor
 
-  explicit __device__ __forceinline__ TileCopy(const HeadView16& g)
+  explicit __device__ __forceinline__ TileCopy(const HeadView<std::uint16_t>& g)
       : source(g.data + thread_row() * g.row_stride + 8 * thread_chunk()),
         row_stride(g.row_stride),
         rows(g.length - thread_row()),
@@ -167,6 +154,10 @@ __device__ __forceinline__ void times_own_chunks(char* sTile, float factor) {
                    times<kType>(u.w, factor));
   });
 }
+
+// Hides from the compiler where a number comes from: what follows from it, such as the addresses of
+// all columns, is then worked out where it is used, and not held in registers through a loop.
+__device__ __forceinline__ void hide_origin(int& x) { asm volatile("" : "+r"(x)); }
 
 // Writes kRows rows of the output from a Tile16, by one warp.
 template <int kRows, int kColumns>

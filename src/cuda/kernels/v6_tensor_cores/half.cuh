@@ -91,9 +91,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const QueryTile tile = query_tile(p, kBlockQ, call.heads_together);
   const int kv_head = tile.head / (p.heads_q / p.heads_kv);
-  const HeadView16 gQ = head_view16(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
-  const HeadView16 gK = head_view16(p.k, p.k_stride, tile.batch, kv_head, p.len_kv, p.head_dim);
-  const HeadView16 gV = head_view16(p.v, p.v_stride, tile.batch, kv_head, p.len_kv, p.head_dim_v);
+  const auto gQ =
+      head_view<std::uint16_t>(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
+  const auto gK =
+      head_view<std::uint16_t>(p.k, p.k_stride, tile.batch, kv_head, p.len_kv, p.head_dim);
+  const auto gV =
+      head_view<std::uint16_t>(p.v, p.v_stride, tile.batch, kv_head, p.len_kv, p.head_dim_v);
   const KeyTiles tiles =
       key_tiles(p, tile.first_row, min(tile.first_row + kBlockQ, p.len_q) - 1, kBlockKV);
 
@@ -156,18 +159,23 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const char* sVTile = sV + stage * T::kKVBytes;
     int q_at = q_offset, k_at = T::kQBytes + stage * T::kKVBytes + k_offset;
     int v_at = T::kQBytes + (kStages + stage) * T::kKVBytes + v_offset;
-    asm volatile("" : "+r"(q_at), "+r"(k_at), "+r"(v_at));
+    hide_origin(q_at);
+    hide_origin(k_at);
+    hide_origin(v_at);
     bool v_is_wild = false;
-    if (visit == 0) {
-      ptx::cp_async_wait_group<kStages - 1>();
-      __syncthreads();
-    } else {
-      ptx::cp_async_wait_group<kStages - 2>();
+    const auto meet_with_v = [&] {
       if constexpr (kMasked) {
         v_is_wild = __syncthreads_or(own_chunks_not_finite<T::kType, KVCopy>(sVTile)) != 0;
       } else {
         __syncthreads();
       }
+    };
+    if (visit == 0) {
+      ptx::cp_async_wait_group<kStages - 1>();
+      __syncthreads();
+    } else {
+      ptx::cp_async_wait_group<kStages - 2>();
+      meet_with_v();
     }
     start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1,
                std::bool_constant<!kMasked>{});  // after a tile without a mask comes no other kind
@@ -185,16 +193,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     }
 
-    // Of a tile that the mask cuts through, this warp's rows may see nothing, or all.
     const auto v_arrives = [&] {
       if (visit > 0) return;
       ptx::cp_async_wait_group<kStages - 1>();
-      if constexpr (kMasked) {
-        v_is_wild = __syncthreads_or(own_chunks_not_finite<T::kType, KVCopy>(sVTile)) != 0;
-      } else {
-        __syncthreads();
-      }
+      meet_with_v();
     };
+    // Of a tile that the mask cuts through, this warp's rows may see nothing, or all.
     bool hides = kMasked;
     if constexpr (kMasked) {
       const int kv_start = tiles.at(visit) * kBlockKV;

@@ -8,14 +8,10 @@
 #include <cstdint>
 
 #include "cuda/launch/launch.cuh"
+#include "cuda/tile/copy.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda::v6::half {
-
-inline bool rows_are_aligned(const void* data, const Strides& stride) {
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.batch % 8 == 0 &&
-         stride.head % 8 == 0 && stride.row % 8 == 0;
-}
 
 struct PackCall {
   const std::uint16_t* source;  // [B, H, length, dim]
@@ -45,7 +41,7 @@ static __global__ void __launch_bounds__(kPackThreads)
 
 inline std::size_t packed_bytes(const void* data, const Strides& stride, int batch, int heads,
                                 int length, int dim) {
-  if (rows_are_aligned(data, stride)) return 0;
+  if (rows_are_aligned<std::uint16_t>(data, stride)) return 0;
   return static_cast<std::size_t>(batch) * heads * length * (ceil_div(dim, 8) * 16);
 }
 

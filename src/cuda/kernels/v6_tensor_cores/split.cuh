@@ -34,7 +34,7 @@ namespace fastattn::cuda::v6::split {
 // more: so that lo parts of those that matter are no subnormals.
 constexpr int kWeightStart = 7;
 constexpr float kWeightEnd = 15.0F;
-constexpr float kWeightUnit = 1.0F / 32768.0F;
+constexpr float kWeightUnit = 0x1p-15F;
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
   // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
   const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
-  const HeadView gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
+  const auto gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
   float factor[kRows];  // of a row: what makes its sums scores, but for K's factor
   bool q_is_wild = false;
@@ -142,7 +142,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     constexpr bool kCareful = decltype(is_careful)::value;
     const int kv_start = kv_tile * kBlockKV;
     int q_at = q_offset, k_at = tile_at + k_offset, v_at = tile_at + 2 * kPart + v_offset;
-    asm volatile("" : "+r"(q_at), "+r"(k_at), "+r"(v_at));
+    hide_origin(q_at);
+    hide_origin(k_at);
+    hide_origin(v_at);
     const auto finite = [](unsigned x) { return kCareful ? finite_or_zero16(x) : x; };
     const auto corrections = [&](float (&sum)[2][4], const unsigned (&hi)[4],
                                  const unsigned (&lo)[4], const unsigned (&b_hi)[4],
@@ -214,10 +216,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
     const auto k_factor = [&](int key) {
-      return head.k_is_uneven != 0 ? gFactors[key] : head.k_factor;
+      return head.k_kind != TileKind::kEven ? gFactors[key] : head.k_factor;
     };
     const auto v_factor_of = [&](int key) {
-      return head.v_is_uneven != 0 ? gFactors[kBlockKV + key] : head.v_factor;
+      return head.v_kind != TileKind::kEven ? gFactors[kBlockKV + key] : head.v_factor;
     };
     float largest[kRows];
 #pragma unroll
@@ -268,7 +270,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           for (int e = 0; e < 2; ++e) {
             float& s = rS[r / 2][n][2 * (r % 2) + e];
             // Above 0 it stays above 0: times inf it is inf.
-            s = s > 0.0F ? fmaxf(s * scale, 5.9604645e-8F) : s;
+            s = s > 0.0F ? fmaxf(s * scale, 0x1p-24F) : s;
           }
         }
       }
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
     // O += P V, 16 columns at a time. 0 times NaN is NaN: where V has such numbers and the mask hides
     // some, each row is multiplied by itself, with zeros for the keys that it does not see.
-    const int row_passes = kCareful && head.v_is_uneven != 0 ? 16 : 1;
+    const bool row_by_row = kCareful && head.v_kind == TileKind::kWild;
     const auto add_product = [&](int only_row) {
 #pragma unroll
       for (int n = 0; n < kColumnTiles; n += 2) {
@@ -337,7 +339,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     };
-    if (row_passes == 1) {
+    if (!row_by_row) {
       add_product(-1);
     } else {
 #pragma unroll 1
@@ -355,8 +357,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const auto step_while = [&](auto is_careful) {
     while (visit < tiles.count()) {
       const TileHead head = sHeads[stage];
-      const bool needs_care =
-          visit < tiles.masked() || q_is_wild || head.k_is_uneven != 0 || head.v_is_uneven != 0;
+      const bool needs_care = visit < tiles.masked() || q_is_wild ||
+                              head.k_kind != TileKind::kEven || head.v_kind != TileKind::kEven;
       if (needs_care != decltype(is_careful)::value) return;
       step(tiles.at(visit), T::kQBytes + stage * T::kTileBytes, head, is_careful);
       ++visit;

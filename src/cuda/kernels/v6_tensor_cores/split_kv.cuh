@@ -5,6 +5,7 @@
 // of the largest. What is smaller loses digits, but none that matter beside the largest.
 #pragma once
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 
@@ -38,10 +39,12 @@ struct Shape<256> {
   static constexpr bool kQInRegisters = false, kKeepK = false;
 };
 
-// What the pre-pass tells of a tile of keys.
+// What the pre-pass tells of a tile of keys. Rows of a tile that is not even have factors of their
+// own; a wild one holds an inf or a NaN besides.
+enum class TileKind : int { kEven, kUneven, kWild };
 struct alignas(16) TileHead {
-  float k_factor, v_factor;      // what a split number is to be multiplied by
-  int k_is_uneven, v_is_uneven;  // its rows have factors of their own; or it holds an inf or a NaN
+  float k_factor, v_factor;  // what a split number is to be multiplied by
+  TileKind k_kind, v_kind;
 };
 
 // Scratch memory: for each tile of each head, [4][kBlockKV, kHeadDim] of float16 (K hi, K lo, V hi,
@@ -108,9 +111,7 @@ __device__ __forceinline__ float scale_of(float absolute_max) {
 __device__ __forceinline__ float inverse_of(float power) {
   return __uint_as_float((254U << 23) - __float_as_uint(power));
 }
-__device__ __forceinline__ float finite_or_zero(float x) {
-  return fabsf(x) <= 3.402823466e38F ? x : 0.0F;
-}
+__device__ __forceinline__ float finite_or_zero(float x) { return fabsf(x) <= FLT_MAX ? x : 0.0F; }
 
 // hi and lo parts of two numbers, packed. What is not finite has no lo part.
 struct Parts {
@@ -137,7 +138,7 @@ __device__ __forceinline__ unsigned finite_or_zero16(unsigned pair) {
 
 constexpr int kSplitThreads = 256;
 
-// One block splits one tile of K (blockIdx.y = 0) or of V.
+// One block splits one tile of K (even blocks) or of V.
 template <class T>
 __global__ void __launch_bounds__(kSplitThreads, 4)
     split_kernel(const __grid_constant__ Call call) {
@@ -155,8 +156,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   const int first_row = (call.kv.first_tile + static_cast<int>(index % call.kv.tiles)) * kBlockKV;
   const Strides& stride = is_v ? p.v_stride : p.k_stride;
   const int dim = is_v ? p.head_dim_v : p.head_dim;
-  const HeadView g = head_view(is_v ? p.v : p.k, stride, head_index / p.heads_kv,
-                               head_index % p.heads_kv, p.len_kv, dim);
+  const auto g = head_view(is_v ? p.v : p.k, stride, head_index / p.heads_kv,
+                           head_index % p.heads_kv, p.len_kv, dim);
   const int r = static_cast<int>(threadIdx.x) / Tile::kChunks;
   const int c = static_cast<int>(threadIdx.x) % Tile::kChunks;
 
@@ -230,7 +231,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   if (threadIdx.x == 0) {
     TileHead& tile_head = call.kv.heads[index];
     (is_v ? tile_head.v_factor : tile_head.k_factor) = inverse_of(tile_scale);
-    (is_v ? tile_head.v_is_uneven : tile_head.k_is_uneven) = is_uneven ? 1 : 0;
+    (is_v ? tile_head.v_kind : tile_head.k_kind) =
+        wild ? TileKind::kWild : (is_uneven ? TileKind::kUneven : TileKind::kEven);
   }
 }
 
