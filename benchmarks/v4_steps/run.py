@@ -367,16 +367,13 @@ def measure(console: Console, args: argparse.Namespace, texts: Sequence[str]) ->
 
 def write_page(console: Console, args: argparse.Namespace) -> int:
     """Puts a record's table into a page."""
-    try:
-        changed = step_record.write(args.write, _record.load_record(args.record))
-    except (OSError, ValueError) as error:
-        console.line(str(error), "bad")
-        return 2
-    except (KeyError, TypeError, IndexError) as error:
-        console.line(f"{args.record}: a record with a field missing or odd: {error!r}", "bad")
-        return 2
-    console.line(f"{args.write}: {'written' if changed else 'up to date'}")
-    return 0
+
+    def write(record: _record.Record) -> int:
+        changed = step_record.write(args.write, record)
+        console.line(f"{args.write}: {'written' if changed else 'up to date'}")
+        return 0
+
+    return _record.with_record(console, args.record, write)
 
 
 def mend(console: Console, args: argparse.Namespace) -> int:

@@ -366,6 +366,15 @@ def _run_named_suite(
     return _forward.run(console, args, plan)
 
 
+def _write_readme(console: Console, args: argparse.Namespace) -> int:
+    def write(record: _record.Record) -> int:
+        changed = _record.write_readme(args.write_readme, record)
+        console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
+        return 0
+
+    return _record.with_record(console, args.record, write)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = _parser()
@@ -385,16 +394,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (args.write_readme is None) != (args.record is None):
         parser.error("--write-readme README and --from FILE go together")
     if args.write_readme is not None:
-        try:
-            changed = _record.write_readme(args.write_readme, _record.load_record(args.record))
-        except (OSError, ValueError) as error:
-            console.line(str(error), "bad")
-            return 2
-        except (KeyError, TypeError) as error:
-            console.line(f"{args.record}: a record with a field missing or odd: {error}", "bad")
-            return 2
-        console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
-        return 0
+        return _write_readme(console, args)
     if args.quick:
         parser.error("--quick is for a --suite; there are --repetitions and --max-seconds")
     if not args.implementation:

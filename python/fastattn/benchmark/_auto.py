@@ -356,15 +356,7 @@ def run(console: Console, args: argparse.Namespace, plan: Plan) -> int:
         console.line("--suite auto: the working directory is in no fastattn source tree", "bad")
         return 2
     if args.record is not None:
-        try:
-            record = _record.load_record(args.record)
-            return _write(console, root, record)
-        except (OSError, ValueError) as error:
-            console.line(str(error), "bad")
-            return 2
-        except (KeyError, TypeError) as error:
-            console.line(f"{args.record}: a record with a field missing or odd: {error}", "bad")
-            return 2
+        return _record.with_record(console, args.record, lambda read: _write(console, root, read))
     arrays = torch_for("cuda") if gpus() else None
     if arrays is None:
         missing = "no GPU is seen, or this is a CPU-only build"

@@ -367,17 +367,12 @@ def run(console: Console, args: argparse.Namespace, plan: Plan) -> int:
 
 
 def _show_record(console: Console, path: Path) -> int:
-    try:
-        record = _record.load_record(path)
+    def show(record: _record.Record) -> int:
         console.line(_forward_report.caption(record))
         _forward_report.show(console, record)
-    except (OSError, ValueError) as error:
-        console.line(str(error), "bad")
-        return 2
-    except (KeyError, TypeError) as error:
-        console.line(f"{path}: a record with a field missing or odd: {error}", "bad")
-        return 2
-    return 0
+        return 0
+
+    return _record.with_record(console, path, show)
 
 
 def _measure(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from fastattn._console import Console
 
 BEGIN = "<!-- ladder:begin -->"
 END = "<!-- ladder:end -->"
@@ -42,6 +45,23 @@ def load_record(path: Path | str) -> Record:
     ):
         raise ValueError(f'{path}: not a benchmark record, which has "meta" and "rows"')
     return record
+
+
+def with_record(console: Console, path: Path | str, use: Callable[[Record], int]) -> int:
+    """Reads a record and hands it to ``use``; what a file is wrong with is said on the console.
+
+    Returns
+    -------
+    The exit status: that of ``use``, or 2 where the record or a file that ``use`` needs can't be
+    read or written, or the record lacks what ``use`` looks for.
+    """
+    try:
+        return use(load_record(path))
+    except (OSError, ValueError) as error:
+        console.line(str(error), "bad")
+    except (LookupError, TypeError) as error:
+        console.line(f"{path}: a record with a field missing or odd: {error}", "bad")
+    return 2
 
 
 def prepare_record(path: Path) -> None:

@@ -133,18 +133,13 @@ def _deliver(console: Console, args: argparse.Namespace, record: dict[str, Any])
 
 
 def _show(console: Console, args: argparse.Namespace) -> int:
-    try:
-        record = _record.load_record(args.record)
+    def deliver(record: _record.Record) -> int:
         if not record["rows"] or any(row["suite"] != "profile" for row in record["rows"]):
             raise ValueError(f"{args.record}: not a record of python -m fastattn.profile")
         _deliver(console, args, record)
-    except (OSError, ValueError) as error:
-        console.line(str(error), "bad")
-        return 2
-    except (KeyError, TypeError) as error:
-        console.line(f"{args.record}: a record with a field missing or odd: {error}", "bad")
-        return 2
-    return 0
+        return 0
+
+    return _record.with_record(console, args.record, deliver)
 
 
 def _choose(console: Console, args: argparse.Namespace, shape: Shape) -> list[str] | None:
