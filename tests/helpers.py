@@ -157,9 +157,9 @@ def expect(
 
     A yardstick of few numbers, or of a nearly one-hot softmax, can be exact by luck (one key:
     out = v). Below the limit therefore lies what one rounding of each score, weight and result
-    costs, to first order, if roundings are independent: with u the unit roundoff and errors of
-    u |q_i| |k_j| in a score, the square of the error of out_i is the sum over j of
-    P_ij^2 (u |q_i| |k_j| (v_j - out_i))^2 + (u P_ij v_j)^2.
+    costs, to first order, if roundings are independent: with u the unit roundoff, and e that of a
+    score's sum, whose error is e |q_i| |k_j|, the square of the error of out_i is the sum over j of
+    P_ij^2 (e |q_i| |k_j| (v_j - out_i))^2 + (u P_ij v_j)^2.
     """
     out, lse = testing.reference(q, k, v, **options)
     plain = [testing.naive(q, k, v, dtype=dtype, **options)]
@@ -182,7 +182,9 @@ def expect(
         largest_k = np.linalg.norm(k64, axis=-1).max(axis=2, initial=0.0)
         largest_k = largest_k.repeat(q.shape[1] // max(1, k.shape[1]), axis=1)[..., None, None]
         unit, unit_32 = UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF["float32"]
-        score = unit_32 * abs(scale) * np.linalg.norm(q64, axis=-1, keepdims=True) * largest_k
+        # Tensor cores, which 16-bit products may run on, cut sums off: up to twice a rounding.
+        unit_score = unit_32 if dtype == "float32" else 2 * unit_32
+        score = unit_score * abs(scale) * np.linalg.norm(q64, axis=-1, keepdims=True) * largest_k
         spread = v_2 - 2 * out * v_1 + out**2 * weight_2
         out_floor = np.sqrt(score**2 * spread + unit**2 * v_2)
         lse_floor = np.sqrt(score**2 * weight_2 + (2 * unit_32 * lse[..., None]) ** 2)
