@@ -542,6 +542,8 @@ def test_goals() -> None:
     assert (cell.met, cell.measured) == (False, "0.90 at least; 1 of 18 below")
     assert cell.verdict == "MISSED"
     assert found["v6, float16, D=128, N=8192, full: TFLOP/s"].measured == "400"
+    large = found["v6, bfloat16, causal: TFLOP/s at D=256 over those at D=128, each N"]
+    assert (large.met, large.measured) == (True, "1.00 at least")  # 400 everywhere
     assert found["v5, there: over the matrix product's rate"].measured == "0.84"
     assert found["v5, float32, D=64, N=4096: causal time over full"].measured == "0.50"
     assert found["v6, there: speed over torch's SDPA"].met

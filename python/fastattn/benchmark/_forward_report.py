@@ -263,6 +263,17 @@ def goals(record: Record) -> list[Goal]:
         )
         for dtype in ("float16", "bfloat16")
     ]
+    rates = [
+        {row["len_q"]: row["tflops"] for row in select(record, GRID, impl="v6", **fields)}
+        for fields in ({"dtype": "bfloat16", "causal": True, "head_dim": d} for d in (128, 256))
+    ]
+    found.append(
+        _least(
+            "v6, bfloat16, causal: TFLOP/s at D=256 over those at D=128, each N",
+            0.6,
+            [rates[1][n] / rate for n, rate in rates[0].items() if n in rates[1]],
+        )
+    )
     primary = {"case": "D=64 N=2048"}
     found.append(
         _least("v5, float32, B=4, H=12, D=64, N=2048: TFLOP/s", 41, _fp32(record, "v5", primary), 1)
