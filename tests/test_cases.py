@@ -19,7 +19,7 @@ import pytest
 
 import fastattn
 import helpers
-from fastattn import testing
+from fastattn import emulation, testing
 from helpers import (
     DTYPES,
     EMULATED,
@@ -770,6 +770,48 @@ def test_a108_right_results_without_a_gpu():
         text=True,
     )
     assert int(done.stdout) >= 2
+
+
+# ---- speed: what makes it is counted; the goals of the benchmark hold the times -------------------
+
+
+@taking(among=[*ONE_PER_KERNEL, *EMULATED])
+@pytest.mark.parametrize("length", [64, 128, 256])
+def test_a109_short_sequences(dtype, runner, length):
+    batch, heads = (1, 2) if runner.emulated else (8, 16)
+    case = Case(batch, heads, heads, length, length, dtype=dtype)
+    runner.expected(case).check(*runner.run_case(case))
+
+
+def counted(case: Case, runner: helpers.Runner) -> emulation.Report:
+    arrays = [runner.framework.array(x, case.dtype) for x in helpers.inputs(case)]
+    report = emulation.run(*arrays, kernel=runner.kernel.name, **case.options)
+    assert report.findings == ()
+    return report
+
+
+@taking(among=EMULATED)
+def test_a109_a_short_call_is_one_launch(dtype, runner):
+    report = counted(Case(2, 2, 2, 64, 64, dtype=dtype), runner)
+    *before, main = report.launches
+    # Tensor cores need float32's K and V split, which is done once, by a kernel of its own.
+    assert len(before) == (dtype == "float32" and report.counts.mmas > 0)
+    assert main.blocks >= 2 * 2  # a head has a block at least
+
+
+@taking(among=EMULATED)
+def test_a111_head_dim_256_costs_twice_128(dtype, runner):
+    reports = [counted(Case(1, 1, 1, 128, 256, d, d, dtype), runner) for d in (128, 256)]
+    half, whole = (report.counts for report in reports)
+    assert len(reports[0].launches) == len(reports[1].launches)
+    assert whole.mmas == 2 * half.mmas
+    assert whole.exponentials <= half.exponentials * 1.2  # rescaling may come more often
+    # Twice the channels; tiles of half as many rows read K and V twice as often.
+    assert whole.global_read_bytes <= 4 * half.global_read_bytes
+    # Loads as wide as there.
+    assert whole.global_read_requests * half.global_read_bytes <= 1.1 * (
+        half.global_read_requests * whole.global_read_bytes
+    )
 
 
 # ---- the index -----------------------------------------------------------------------------------
