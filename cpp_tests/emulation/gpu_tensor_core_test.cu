@@ -181,11 +181,11 @@ TEST_F(GpuTensorCore, Converts) {
                             : std::ldexp(static_cast<float>(bits >> 16U),  // many ties
                                          static_cast<int>(bits % 48) - 40);
     }
-    std::array<unsigned, 96> expected_pairs{};
+    std::array<unsigned, 64> expected_pairs{};
     std::array<float, 128> expected_back{};
     emulated::tensor_kernels.convert(numbers.data(), expected_pairs.data(), expected_back.data());
     const OnDevice input(numbers);
-    const OnDevice<unsigned, 96> pairs;
+    const OnDevice<unsigned, 64> pairs;
     const OnDevice<float, 128> back;
     cuda::tensor_kernels.convert(input.data(), pairs.data(), back.data());
     ASSERT_EQ(pairs.read(), expected_pairs);

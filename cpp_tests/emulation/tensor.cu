@@ -7,6 +7,7 @@
 #include "cuda/ptx/cvt.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/tile/softmax.cuh"
 
 namespace fastattn::cuda {
 
@@ -58,6 +59,22 @@ __global__ void multiply_kernel(Product product, const unsigned* gA, const unsig
   for (int i = 0; i < 4; ++i) gD[4 * lane + i] = d[i];
 }
 
+__global__ void score_kernel(int steps, const unsigned* gA, const unsigned* gB, float* gPlain,
+                             float* gMadeUp) {
+  const int lane = static_cast<int>(threadIdx.x);
+  float d[4] = {};
+  for (int step = 0; step < steps; ++step) {
+    unsigned a[4];
+    for (int i = 0; i < 4; ++i) a[i] = gA[4 * (32 * step + lane) + i];
+    const unsigned* b = gB + 2 * (32 * step + lane);
+    ptx::mma_m16n8k16_f16(d, a, b[0], b[1]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    gPlain[4 * lane + i] = d[i];
+    gMadeUp[4 * lane + i] = d[i] * make_up_for_cut_off(16 * steps);
+  }
+}
+
 __global__ void convert_kernel(const float* input, unsigned* pairs, float* back) {
   const int lane = static_cast<int>(threadIdx.x);
   const float low = input[2 * lane];
@@ -66,7 +83,6 @@ __global__ void convert_kernel(const float* input, unsigned* pairs, float* back)
   const unsigned bf16 = ptx::cvt_rn_bf16x2(high, low);
   pairs[lane] = f16;
   pairs[32 + lane] = bf16;
-  pairs[64 + lane] = ptx::mul_rn_f16x2(f16, f16);
   const float2 from_f16 = ptx::f16x2_to_f32(f16);
   const float2 from_bf16 = ptx::bf16x2_to_f32(bf16);
   back[2 * lane] = from_f16.x;
@@ -105,6 +121,10 @@ const testing::TensorKernels tensor_kernels = {
         },
     .multiply = [](Product product, const unsigned* a, const unsigned* b,
                    float* d) { launch<multiply_kernel>(one_warp(0), nullptr, product, a, b, d); },
+    .score =
+        [](int steps, const unsigned* a, const unsigned* b, float* plain, float* made_up) {
+          launch<score_kernel>(one_warp(0), nullptr, steps, a, b, plain, made_up);
+        },
     .convert =
         [](const float* input, unsigned* pairs, float* back) {
           launch<convert_kernel>(one_warp(0), nullptr, input, pairs, back);

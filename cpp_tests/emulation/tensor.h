@@ -10,7 +10,10 @@ struct TensorKernels {
   void (*load)(const unsigned* rows, unsigned* output, int stride, bool transposed);
   // a [lane][4], b [lane][2], d [lane][4], which becomes a b + d, or a b.
   void (*multiply)(Product product, const unsigned* a, const unsigned* b, float* d);
-  // 32 pairs, low before high -> [f16, bf16, f16 squared][32] as pairs, and back to [f16, bf16][64].
+  // a [steps][lane][4], b [steps][lane][2] of f16 -> a b summed over all steps [lane][4], and the
+  // same with V6's factor for what such sums cut off.
+  void (*score)(int steps, const unsigned* a, const unsigned* b, float* plain, float* made_up);
+  // 32 pairs, low before high -> [f16, bf16][32] as pairs, and back to [f16, bf16][64].
   void (*convert)(const float* input, unsigned* pairs, float* back);
   // Lane i copies 8 bytes from input + 2 * i, of which valid[i] are read -> [64].
   void (*copy_by_8)(const float* input, const int* valid, float* output);

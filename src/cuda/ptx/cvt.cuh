@@ -1,6 +1,5 @@
 // Between fp32 and pairs of 16-bit numbers in a register.
-// PTX ISA: "Data Movement and Conversion Instructions: cvt", "Half Precision Floating Point
-// Instructions: mul" (pairs of bf16: sm_80 and newer).
+// PTX ISA: "Data Movement and Conversion Instructions: cvt" (pairs: sm_80 and newer).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -44,13 +43,6 @@ __device__ __forceinline__ float2 f16x2_to_f32(unsigned pair) {
 // bf16 is the upper half of fp32.
 __device__ __forceinline__ float2 bf16x2_to_f32(unsigned pair) {
   return make_float2(__uint_as_float(pair << 16U), __uint_as_float(pair & 0xffff0000U));
-}
-
-// The products of the lower and of the upper halves, rounded to nearest, ties to even.
-__device__ __forceinline__ unsigned mul_rn_f16x2(unsigned a, unsigned b) {
-  unsigned product;
-  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
-  return product;
 }
 
 }  // namespace fastattn::cuda::ptx

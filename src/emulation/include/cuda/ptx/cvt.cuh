@@ -17,11 +17,5 @@ FASTATTN_INTRINSIC float2 f16x2_to_f32(unsigned pair) {
 FASTATTN_INTRINSIC float2 bf16x2_to_f32(unsigned pair) {
   return {__uint_as_float(pair << 16U), __uint_as_float(pair & 0xffff0000U)};
 }
-// A product of two numbers of 11 bits is exact in fp32, so it is rounded once.
-FASTATTN_INTRINSIC unsigned mul_rn_f16x2(unsigned a, unsigned b) {
-  const float2 x = f16x2_to_f32(a);
-  const float2 y = f16x2_to_f32(b);
-  return cvt_rn_f16x2(x.y * y.y, x.x * y.x);
-}
 
 }  // namespace fastattn::cuda::ptx
