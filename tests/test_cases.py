@@ -772,7 +772,7 @@ def test_a108_right_results_without_a_gpu():
     assert int(done.stdout) >= 2
 
 
-# ---- speed: what makes it is counted; the goals of the benchmark hold the times -------------------
+# ---- speed: what makes it is counted; the goals of the benchmark hold the times ------------------
 
 
 @taking(among=[*ONE_PER_KERNEL, *EMULATED])
