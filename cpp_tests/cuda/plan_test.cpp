@@ -102,7 +102,7 @@ TEST(CudaRegistry, HoldsTheLadderInOrder) {
   for (const Kernel* kernel : kernels()) {
     if (kernel->backend == Backend::kCuda) names.push_back(kernel->name);
   }
-  const std::vector<std::string_view> ladder = {"v0", "v1", "v2", "v3", "v4", "v5"};
+  const std::vector<std::string_view> ladder = {"v0", "v1", "v2", "v3", "v4", "v5", "v6"};
   ASSERT_GE(names.size(), ladder.size());
   EXPECT_TRUE(std::equal(ladder.begin(), ladder.end(), names.begin()));
 }
@@ -120,12 +120,17 @@ TEST(CudaRegistry, CapabilitiesOfTheLadder) {
     EXPECT_EQ(find_kernel(name)->capabilities.head_dim_max, 64);
     EXPECT_EQ(find_kernel(name)->redirect, "v2");
   }
-  const Capabilities& takes = find_kernel("v5")->capabilities;
-  EXPECT_TRUE(takes.takes(DType::kFloat32));
-  EXPECT_FALSE(takes.takes(DType::kFloat16) || takes.takes(DType::kBFloat16));
-  EXPECT_TRUE(takes.causal && takes.window && takes.head_dim_v_differs && takes.lengths_differ);
-  EXPECT_EQ(takes.head_dim_min, 1);
-  EXPECT_EQ(takes.head_dim_max, 256);
+  for (const char* name : {"v5", "v6"}) {
+    const Capabilities& takes = find_kernel(name)->capabilities;
+    EXPECT_TRUE(takes.takes(DType::kFloat32)) << name;
+    EXPECT_EQ(takes.takes(DType::kFloat16), std::string_view(name) == "v6");
+    EXPECT_EQ(takes.takes(DType::kBFloat16), std::string_view(name) == "v6");
+    EXPECT_TRUE(takes.causal && takes.window) << name;
+    EXPECT_TRUE(takes.head_dim_v_differs && takes.lengths_differ && takes.grouped_heads) << name;
+    EXPECT_EQ(takes.head_dim_min, 1) << name;
+    EXPECT_EQ(takes.head_dim_max, 256) << name;
+    EXPECT_EQ(takes.min_compute_capability, std::string_view(name) == "v6" ? 80 : 75);
+  }
 }
 
 }  // namespace
