@@ -7,7 +7,6 @@
 #include "cuda/ptx/cvt.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/tile/softmax.cuh"
 
 namespace fastattn::cuda {
 
@@ -59,19 +58,28 @@ __global__ void multiply_kernel(Product product, const unsigned* gA, const unsig
   for (int i = 0; i < 4; ++i) gD[4 * lane + i] = d[i];
 }
 
-__global__ void score_kernel(int steps, const unsigned* gA, const unsigned* gB, float* gPlain,
-                             float* gMadeUp) {
+// In one sum, and in sums of `run` steps that are added to each other.
+__global__ void score_kernel(int steps, int run, const unsigned* gA, const unsigned* gB,
+                             float* gWhole, float* gInRuns) {
   const int lane = static_cast<int>(threadIdx.x);
-  float d[4] = {};
+  float whole[4] = {};
+  float part[4] = {};
+  float sum[4] = {};
   for (int step = 0; step < steps; ++step) {
     unsigned a[4];
     for (int i = 0; i < 4; ++i) a[i] = gA[4 * (32 * step + lane) + i];
     const unsigned* b = gB + 2 * (32 * step + lane);
-    ptx::mma_m16n8k16_f16(d, a, b[0], b[1]);
+    ptx::mma_m16n8k16_f16(whole, a, b[0], b[1]);
+    ptx::mma_m16n8k16_f16(part, a, b[0], b[1]);
+    if (step % run != run - 1) continue;
+    for (int i = 0; i < 4; ++i) {
+      sum[i] += part[i];
+      part[i] = 0.0F;
+    }
   }
   for (int i = 0; i < 4; ++i) {
-    gPlain[4 * lane + i] = d[i];
-    gMadeUp[4 * lane + i] = d[i] * make_up_for_cut_off(16 * steps);
+    gWhole[4 * lane + i] = whole[i];
+    gInRuns[4 * lane + i] = sum[i];
   }
 }
 
@@ -122,8 +130,8 @@ const testing::TensorKernels tensor_kernels = {
     .multiply = [](Product product, const unsigned* a, const unsigned* b,
                    float* d) { launch<multiply_kernel>(one_warp(0), nullptr, product, a, b, d); },
     .score =
-        [](int steps, const unsigned* a, const unsigned* b, float* plain, float* made_up) {
-          launch<score_kernel>(one_warp(0), nullptr, steps, a, b, plain, made_up);
+        [](int steps, int run, const unsigned* a, const unsigned* b, float* whole, float* in_runs) {
+          launch<score_kernel>(one_warp(0), nullptr, steps, run, a, b, whole, in_runs);
         },
     .convert =
         [](const float* input, unsigned* pairs, float* back) {

@@ -12,7 +12,8 @@ struct TensorKernels {
   void (*multiply)(Product product, const unsigned* a, const unsigned* b, float* d);
   // a [steps][lane][4], b [steps][lane][2] of f16 -> a b summed over all steps [lane][4], and the
   // same with V6's factor for what such sums cut off.
-  void (*score)(int steps, const unsigned* a, const unsigned* b, float* plain, float* made_up);
+  void (*score)(int steps, int run, const unsigned* a, const unsigned* b, float* whole,
+                float* in_runs);
   // 32 pairs, low before high -> [f16, bf16][32] as pairs, and back to [f16, bf16][64].
   void (*convert)(const float* input, unsigned* pairs, float* back);
   // Lane i copies 8 bytes from input + 2 * i, of which valid[i] are read -> [64].

@@ -80,9 +80,13 @@ struct Tile16 {
 
   // In bytes from the start of the tile.
   static __device__ __forceinline__ int offset(int row, int chunk) {
-    return row * kRowBytes + 16 * (chunk ^ (row % 8));
+    return row * kRowBytes + 16 * (chunk ^ (row & 7));
   }
 };
+
+// Hides from the compiler where a number comes from: what follows from it, such as the addresses of
+// all columns, is then worked out where it is used, and not held in registers through a loop.
+__device__ __forceinline__ void hide_origin(int& x) { asm volatile("" : "+r"(x)); }
 
 // Copies tiles of kRows rows to Tile16s; what lies outside of the tensor becomes 0. Every row must
 // start at a multiple of 16 bytes.
@@ -104,12 +108,19 @@ struct TileCopy {
         bytes(2 * min(max(g.dim - 8 * thread_chunk(), 0), 8)) {}
 
   static __device__ __forceinline__ int thread_row() {
-    return static_cast<int>(threadIdx.x) / Tile::kChunks;
+    return static_cast<int>(threadIdx.x / Tile::kChunks);
   }
   static __device__ __forceinline__ int thread_chunk() {
-    return static_cast<int>(threadIdx.x) % Tile::kChunks;
+    return static_cast<int>(threadIdx.x % Tile::kChunks);
   }
 
+  __device__ __forceinline__ void start(char* sTile, int first_row) const {
+    if (first_row + kRows - kRowStep < rows) {
+      start<true>(sTile, first_row);
+    } else {
+      start<false>(sTile, first_row);
+    }
+  }
   // kInside: the tensor has all the rows.
   template <bool kInside>
   __device__ __forceinline__ void start(char* sTile, int first_row) const {
@@ -155,35 +166,39 @@ __device__ __forceinline__ void times_own_chunks(char* sTile, float factor) {
   });
 }
 
-// Hides from the compiler where a number comes from: what follows from it, such as the addresses of
-// all columns, is then worked out where it is used, and not held in registers through a loop.
-__device__ __forceinline__ void hide_origin(int& x) { asm volatile("" : "+r"(x)); }
-
 // Writes kRows rows of the output from a Tile16, by one warp.
 template <int kRows, int kColumns>
 __device__ __forceinline__ void write_rows16(const char* sTile, int tile_row,
                                              const ForwardParams& p, const QueryTile& tile,
                                              int lane) {
   using Tile = Tile16<kColumns>;
-  std::uint16_t* gO = static_cast<std::uint16_t*>(p.out) + tile.batch * p.out_stride.batch +
-                      tile.head * p.out_stride.head;
+  constexpr int kRowStep = 32 / Tile::kChunks;
+  const int r = static_cast<int>(static_cast<unsigned>(lane) / Tile::kChunks);
+  const int c = static_cast<int>(static_cast<unsigned>(lane) % Tile::kChunks);
+  const int rows =
+      p.len_q - tile.first_row - tile_row - r;  // of the tensor, from this lane's first
+  const int columns = min(p.head_dim_v - 8 * c, 8);
+  std::uint16_t* head = static_cast<std::uint16_t*>(p.out) + tile.batch * p.out_stride.batch +
+                        tile.head * p.out_stride.head;
+  std::uint16_t* target = head + (tile.first_row + tile_row + r) * p.out_stride.row + 8 * c;
   const bool is_aligned =
-      reinterpret_cast<std::uintptr_t>(gO) % 16 == 0 && p.out_stride.row % 8 == 0;
-#pragma unroll 4
-  for (int i = lane; i < kRows * Tile::kChunks; i += 32) {
-    const int r = tile_row + i / Tile::kChunks, c = i % Tile::kChunks;
-    const int row = tile.first_row + r;
-    const int columns = min(p.head_dim_v - 8 * c, 8);
-    if (row >= p.len_q || columns <= 0) continue;
-    const char* source = sTile + Tile::offset(r, c);
-    std::uint16_t* target = gO + row * p.out_stride.row + 8 * c;
-    if (is_aligned && columns == 8) {
-      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
-    } else {
-      for (int e = 0; e < columns; ++e) {
-        target[e] = reinterpret_cast<const std::uint16_t*>(source)[e];
-      }
+      reinterpret_cast<std::uintptr_t>(head) % 16 == 0 && p.out_stride.row % 8 == 0;
+  const auto source = [&](int i) { return sTile + Tile::offset(tile_row + r + i, c); };
+  if (is_aligned && columns == 8 && rows > kRows - kRowStep) {
+#pragma unroll
+    for (int i = 0; i < kRows; i += kRowStep) {
+      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source(i));
+      target += kRowStep * p.out_stride.row;
     }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < min(kRows, rows); i += kRowStep) {
+#pragma unroll 1
+    for (int e = 0; e < columns; ++e) {
+      target[e] = reinterpret_cast<const std::uint16_t*>(source(i))[e];
+    }
+    target += kRowStep * p.out_stride.row;
   }
 }
 

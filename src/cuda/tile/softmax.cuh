@@ -17,13 +17,6 @@ namespace fastattn::cuda {
 __device__ __forceinline__ float scale_log2_of(float scale) {
   return scale == 0.0F ? 1.0F : scale_to_log2(fabsf(scale));
 }
-// By how much the scale must make up for sums of tensor cores, which cut off what their last digit
-// can't hold, once in each step of 16 products: 0.28 of that digit on average, as the emulated sums
-// of random numbers show, and of the i-th of n steps when the sum stands at i / n.
-__device__ __forceinline__ float make_up_for_cut_off(int head_dim) {
-  const int steps = (head_dim + 15) / 16;
-  return 1.0F + 0.28F * 0x1p-23F * 0.5F * static_cast<float>(steps + 1);
-}
 __device__ __forceinline__ float sign_of_scale(float scale) {
   return scale > 0.0F ? 1.0F : (scale < 0.0F ? -1.0F : 0.0F);
 }
@@ -81,9 +74,23 @@ struct References {
     }
   }
 
-  // The natural log of the sum of exponentials.
-  [[nodiscard]] __device__ __forceinline__ float log_sum(int r, float sum, float scale) const {
-    return natural_log(kStart == 0 ? value[r] : score[r], ldexpf(sum, -kStart), scale);
+  // Makes whole sums of what the lanes hold.
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) row_sum[r] = sum_of_lanes<4>(row_sum[r]);
+  }
+
+  // The natural log of the sum of a row's exponentials; each lane may ask for another row.
+  [[nodiscard]] __device__ __forceinline__ float log_sum(int row, float scale) const {
+    float at = 0.0F, sum = 0.0F;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r != row) continue;
+      at = kStart == 0 ? value[r] : score[r];
+      sum = row_sum[r];
+    }
+    constexpr float kUnit = 1.0F / static_cast<float>(1 << kStart);
+    return sum == 0.0F ? -INFINITY : natural_log(at, sum * kUnit, scale);
   }
 };
 

@@ -13,6 +13,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/ex2.cuh"
 #include "cuda/ptx/ldmatrix.cuh"
+#include "cuda/ptx/rcp.cuh"
 #include "cuda/tile/lanes.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/number16.cuh"
@@ -35,19 +36,20 @@ template <int kHeadDim>
 struct Shape;
 template <>
 struct Shape<64> {
-  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 64, kStages = 2, kBlocksPerSM = 2;
+  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 64, kBlocksPerSM = 2;
   static constexpr bool kQInRegisters = true;
 };
 // O takes half of the registers: Q is read again for each tile of keys, and those are short.
 template <>
 struct Shape<128> {
-  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 32, kStages = 3, kBlocksPerSM = 2;
+  static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 32, kBlocksPerSM = 2;
   static constexpr bool kQInRegisters = false;
 };
-// One row tile is all that the registers hold. 98,304 bytes of shared memory fit every GPU.
+// One row tile is all that the registers hold. With 64 keys eight multiplications at a time do not
+// wait for each other; 98,304 bytes of shared memory fit every GPU.
 template <>
 struct Shape<256> {
-  static constexpr int kWarps = 4, kRowTiles = 1, kBlockKV = 32, kStages = 2, kBlocksPerSM = 2;
+  static constexpr int kWarps = 4, kRowTiles = 1, kBlockKV = 64, kBlocksPerSM = 2;
   static constexpr bool kQInRegisters = false;
 };
 
@@ -61,14 +63,14 @@ struct Traits : Shape<kHeadDim_> {
   static constexpr int kBlockQ = S::kWarps * kWarpRows;
   static constexpr int kQBytes = kBlockQ * kHeadDim * 2;
   static constexpr int kKVBytes = S::kBlockKV * kHeadDim * 2;
-  static constexpr std::size_t kSharedBytes = kQBytes + 2 * S::kStages * kKVBytes;
+  static constexpr std::size_t kSharedBytes = kQBytes + 2 * kKVBytes;
   static constexpr int kMinKb = kb_that_hold(kSharedBytes);
 };
 
 // What the host works out for a call.
 struct Call {
   ForwardParams p;
-  int heads_together;  // see query_tile()
+  QueryTiles tiles;
 };
 
 template <class T>
@@ -78,43 +80,42 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   using Number = Number16<T::kType>;
   using Tile = Tile16<T::kHeadDim>;
   constexpr int kHeadDim = T::kHeadDim, kBlockQ = T::kBlockQ, kBlockKV = T::kBlockKV;
-  constexpr int kRowTiles = T::kRowTiles, kStages = T::kStages, kThreads = T::kThreads;
+  constexpr int kRowTiles = T::kRowTiles, kThreads = T::kThreads;
   constexpr int kKeyTiles = kBlockKV / 8, kColumnTiles = kHeadDim / 8;
   constexpr int kRows = 2 * kRowTiles;  // of a thread
 
-  char* sQ = dynamic_shared<char>();      // [kBlockQ, kHeadDim]
-  char* sK = sQ + T::kQBytes;             // [kStages][kBlockKV, kHeadDim]
-  char* sV = sK + kStages * T::kKVBytes;  // [kStages][kBlockKV, kHeadDim]
+  char* sQ = dynamic_shared<char>();  // [kBlockQ, kHeadDim]
+  char* sK = sQ + T::kQBytes;         // [kBlockKV, kHeadDim]
+  char* sV = sK + T::kKVBytes;        // [kBlockKV, kHeadDim]
 
   const ForwardParams& p = call.p;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const QueryTile tile = query_tile(p, kBlockQ, call.heads_together);
-  const int kv_head = tile.head / (p.heads_q / p.heads_kv);
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const QueryTile tile = call.tiles.at(static_cast<int>(blockIdx.x));
   const auto gQ =
       head_view<std::uint16_t>(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
-  const auto gK =
-      head_view<std::uint16_t>(p.k, p.k_stride, tile.batch, kv_head, p.len_kv, p.head_dim);
-  const auto gV =
-      head_view<std::uint16_t>(p.v, p.v_stride, tile.batch, kv_head, p.len_kv, p.head_dim_v);
-  const KeyTiles tiles =
-      key_tiles(p, tile.first_row, min(tile.first_row + kBlockQ, p.len_q) - 1, kBlockKV);
-
   using QCopy = TileCopy<kBlockQ, kHeadDim, kThreads>;
   using KVCopy = TileCopy<kBlockKV, kHeadDim, kThreads>;
+  QCopy(gQ).start(sQ, tile.first_row);
+  ptx::cp_async_commit_group();
+
+  const auto gK =
+      head_view<std::uint16_t>(p.k, p.k_stride, tile.batch, tile.kv_head, p.len_kv, p.head_dim);
+  const auto gV =
+      head_view<std::uint16_t>(p.v, p.v_stride, tile.batch, tile.kv_head, p.len_kv, p.head_dim_v);
+  const KeyTiles tiles =
+      key_tiles(p, tile.first_row, min(tile.first_row + kBlockQ, p.len_q) - 1, kBlockKV);
   const KVCopy copy_k(gK), copy_v(gV);
-  const auto start_tile = [&](int visit, int stage, auto is_inside) {
-    if (visit < tiles.count()) {
-      constexpr bool kInside = decltype(is_inside)::value;
-      const int kv_start = (kInside ? tiles.at_full(visit) : tiles.at(visit)) * kBlockKV;
-      copy_k.template start<kInside>(sK + stage * T::kKVBytes, kv_start);
-      if (visit == 0) ptx::cp_async_commit_group();
-      copy_v.template start<kInside>(sV + stage * T::kKVBytes, kv_start);
+  const auto start_tile = [&](const KVCopy& copy, char* sTile, int visit, auto is_masked) {
+    if (visit >= tiles.count()) return;
+    if constexpr (decltype(is_masked)::value) {
+      copy.start(sTile, tiles.at(visit) * kBlockKV);
+    } else {
+      copy.template start<true>(sTile, tiles.at_full(visit) * kBlockKV);
     }
     ptx::cp_async_commit_group();
   };
-  QCopy(gQ).template start<false>(sQ, tile.first_row);
-  for (int i = 0; i < kStages - 1; ++i) start_tile(i, i, std::false_type{});
+  start_tile(copy_k, sK, 0, std::true_type{});
 
   // Where a lane's row of a fragment starts, in bytes; further columns are reached by xor.
   const int warp_row = warp * T::kWarpRows;
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int g = lane / 4, t = lane % 4;
   const auto row_of = [&](int r) { return tile.first_row + warp_row + 8 * r + g; };
 
-  const float scale_log2 = scale_log2_of(p.scale) * make_up_for_cut_off(p.head_dim);
+  const float scale_log2 = scale_log2_of(p.scale);
   if (p.scale <= 0.0F) {
     ptx::cp_async_wait_group<0>();
     times_own_chunks<T::kType, QCopy>(sQ, sign_of_scale(p.scale));
@@ -153,33 +154,17 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   constexpr int kSteps = kHeadDim / 16;
   unsigned rQ[T::kQInRegisters ? kSteps : 2][kRowTiles][4];
 
-  int stage = 0;
+  // K's next tile comes in while O += P V is worked out, V's during S = Q K^T.
+  bool row_by_row = false;
   const auto step = [&](int visit, auto is_masked) {
     constexpr bool kMasked = decltype(is_masked)::value;
-    const char* sVTile = sV + stage * T::kKVBytes;
-    int q_at = q_offset, k_at = T::kQBytes + stage * T::kKVBytes + k_offset;
-    int v_at = T::kQBytes + (kStages + stage) * T::kKVBytes + v_offset;
+    int q_at = q_offset, k_at = T::kQBytes + k_offset, v_at = T::kQBytes + T::kKVBytes + v_offset;
     hide_origin(q_at);
     hide_origin(k_at);
     hide_origin(v_at);
-    bool v_is_wild = false;
-    const auto meet_with_v = [&] {
-      if constexpr (kMasked) {
-        v_is_wild = __syncthreads_or(own_chunks_not_finite<T::kType, KVCopy>(sVTile)) != 0;
-      } else {
-        __syncthreads();
-      }
-    };
-    if (visit == 0) {
-      ptx::cp_async_wait_group<kStages - 1>();
-      __syncthreads();
-    } else {
-      ptx::cp_async_wait_group<kStages - 2>();
-      meet_with_v();
-    }
-    start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1,
-               std::bool_constant<!kMasked>{});  // after a tile without a mask comes no other kind
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    ptx::cp_async_wait_group<0>();
+    __syncthreads();  // K is there, and all warps are done with V
+    start_tile(copy_v, sV, visit, is_masked);
     const auto read_q = [&](unsigned (&a)[kRowTiles][4], int kk) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -193,10 +178,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     }
 
-    const auto v_arrives = [&] {
-      if (visit > 0) return;
-      ptx::cp_async_wait_group<kStages - 1>();
-      meet_with_v();
+    const auto await_v = [&] {
+      ptx::cp_async_wait_group<0>();
+      __syncthreads();  // V is there, and all warps are done with K
+      start_tile(copy_k, sK, visit + 1, is_masked);
     };
     // Of a tile that the mask cuts through, this warp's rows may see nothing, or all.
     bool hides = kMasked;
@@ -206,7 +191,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       const KeyRange top = visible_keys(p, first_row);
       const KeyRange bottom = visible_keys(p, min(first_row + T::kWarpRows, p.len_q) - 1);
       if (first_row >= p.len_q || bottom.end <= kv_start || top.begin >= kv_start + kBlockKV) {
-        v_arrives();
+        await_v();
         return;
       }
       hides = bottom.begin > kv_start || top.end < kv_start + kBlockKV;
@@ -255,7 +240,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       largest[r] = largest_of_row(rS, r);
     }
     reference.follow(largest, rO, kWeightEnd);
-    v_arrives();
+    await_v();
 
     // P = exp(S), and O += P V.
     unsigned rP[kBlockKV / 16][kRowTiles][4];
@@ -280,7 +265,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       ptx::ldmatrix_x4_trans(rV[i % (kAhead + 1)], sQ + (v_at ^ (i % kColumnPairs * 32)) +
                                                        i / kColumnPairs * 16 * Tile::kRowBytes);
     };
-    if (!kMasked || !v_is_wild) {
+    if (!kMasked || !row_by_row) {
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) read_v(i);
       weigh(0);
@@ -297,7 +282,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     } else {
-      // 0 times NaN is NaN: each row is multiplied by itself, with zeros for keys it does not see.
+      // Each row is multiplied by itself, with zeros for the keys that it does not see.
       const int kv_start = tiles.at(visit) * kBlockKV;
 #pragma unroll
       for (int kk = 0; kk < kBlockKV / 16; ++kk) weigh(kk);
@@ -315,7 +300,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
             for (int kk = 0; kk < kBlockKV / 16; ++kk) {
               unsigned b[4];
-              ptx::ldmatrix_x4_trans(b, sVTile + (v_offset ^ (16 * n)) + kk * 16 * Tile::kRowBytes);
+              ptx::ldmatrix_x4_trans(b, sV + (v_offset ^ (16 * n)) + kk * 16 * Tile::kRowBytes);
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
                 const int key = 16 * kk + e % 2 * 8;
@@ -335,9 +320,30 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
   };
 
-  int visit = 0;
-  for (; visit < tiles.masked(); ++visit) step(visit, std::true_type{});
-  for (; visit < tiles.count(); ++visit) step(visit, std::false_type{});
+  const auto visit_tiles = [&] {
+    int visit = 0;
+    for (; visit < tiles.masked(); ++visit) step(visit, std::true_type{});
+    for (; visit < tiles.count(); ++visit) step(visit, std::false_type{});
+  };
+  for (;;) {
+    visit_tiles();
+    // 0 times NaN is NaN: an inf or NaN that the mask hides may be in O now. Then once more, with care.
+    if (row_by_row || tiles.masked() == 0) break;
+    float nan_if_any = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kColumnTiles * 4; ++i) {
+      float& o = rO[i / 4 / kColumnTiles][i / 4 % kColumnTiles][i % 4];
+      nan_if_any = fmaf(o, 0.0F, nan_if_any);
+    }
+    row_by_row = __syncthreads_or(nan_if_any != 0.0F) != 0;
+    if (!row_by_row) break;
+    reference = {};
+#pragma unroll
+    for (int i = 0; i < kRowTiles * kColumnTiles * 4; ++i) {
+      rO[i / 4 / kColumnTiles][i / 4 % kColumnTiles][i % 4] = 0.0F;
+    }
+    start_tile(copy_k, sK, 0, std::true_type{});
+  }
   if (tiles.count() == 0) {  // Q is still on its way to where the output goes
     ptx::cp_async_wait_group<0>();
     __syncthreads();
@@ -345,11 +351,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
   // The one division; a row with no weight at all saw no key. Through shared memory, each warp in
   // the place of its own rows of Q, so that whole rows are written.
+  reference.add_lanes();
   __syncwarp();  // other lanes have read Q
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float sum = sum_of_lanes<4>(reference.row_sum[r]);
-    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
+    const float sum = reference.row_sum[r];
+    const float inverse = sum == 0.0F ? 0.0F : ptx::rcp_approx_ftz(sum);
     char* sRow = sQ + (warp_row + 8 * r + g) * Tile::kRowBytes + 4 * t;
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
@@ -357,14 +364,13 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       *reinterpret_cast<unsigned*>(sRow + 16 * (n ^ g)) =
           Number::pack(o[0] * inverse, o[1] * inverse);
     }
-    if (p.lse != nullptr && t == 0 && row_of(r) < p.len_q) {
-      const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
-      p.lse[head_index * p.len_q + row_of(r)] =
-          sum == 0.0F ? -INFINITY : reference.log_sum(r, sum, p.scale);
-    }
   }
   __syncwarp();
   write_rows16<T::kWarpRows, kHeadDim>(sQ, warp_row, p, tile, lane);
+  if (p.lse != nullptr && t < kRows && row_of(t) < p.len_q) {
+    const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
+    p.lse[head_index * p.len_q + row_of(t)] = reference.log_sum(t, p.scale);
+  }
 }
 
 template <DType kType, int kHeadDim>
@@ -383,7 +389,7 @@ LaunchPlan Instance<kType, kHeadDim>::plan(const ForwardParams& p) {
 template <DType kType, int kHeadDim>
 void Instance<kType, kHeadDim>::run(const ForwardParams& p, void* stream) {
   const LaunchPlan launch_plan = plan(p);
-  Call call{.p = p, .heads_together = heads_together(p, 2)};
+  Call call{.p = p, .tiles = {p, Traits<kType, kHeadDim>::kBlockQ, 2}};
   const auto enqueue = [&] {
     launch<attention_kernel<Traits<kType, kHeadDim>>>(launch_plan, stream, call);
   };

@@ -35,6 +35,19 @@ namespace fastattn::cuda::v6::split {
 constexpr int kWeightStart = 7;
 constexpr float kWeightEnd = 15.0F;
 constexpr float kWeightUnit = 0x1p-15F;
+constexpr int kWeightUnitExponent = -15;
+
+// Tensor cores cut off what their sums can't hold: a score's sum goes on outside after 64 columns.
+constexpr int kScoreRun = 64 / 16;
+
+// How a warp works on a tile of keys.
+enum class Mode {
+  kPlain,
+  kMasked,   // the mask cuts through the tile, or a row's weights are far behind its reference
+  kCareful,  // K, V or Q hold inf, NaN, or numbers far from 1 or from each other
+};
+template <Mode kMode>
+using ModeConstant = std::integral_constant<Mode, kMode>;
 
 template <class T>
 __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
@@ -52,21 +65,21 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   TileHead* sHeads = reinterpret_cast<TileHead*>(sKV + kStages * T::kTileBytes);  // [kStages]
 
   const ForwardParams& p = call.p;
-  const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4, t = lane % 4;
-  const QueryTile tile = query_tile(p, T::kBlockQ, call.heads_together);
-  const std::int64_t kv_head =
-      static_cast<std::int64_t>(tile.batch) * p.heads_kv + tile.head / (p.heads_q / p.heads_kv);
+  const QueryTile tile = call.tiles.at(static_cast<int>(blockIdx.x));
+  const std::int64_t kv_head = static_cast<std::int64_t>(tile.batch) * p.heads_kv + tile.kv_head;
   const KeyTiles tiles =
       key_tiles(p, tile.first_row, min(tile.first_row + T::kBlockQ, p.len_q) - 1, kBlockKV);
   const std::int64_t first_tile = kv_head * call.kv.tiles - call.kv.first_tile;
   const int warp_row = warp * T::kWarpRows;
   const auto row_of = [&](int r) { return tile.first_row + warp_row + 8 * r + g; };
 
-  const auto start_tile = [&](int visit, int stage) {
+  const auto start_tile = [&](int visit, int stage, auto mode) {
     if (visit < tiles.count()) {
-      const std::int64_t index = first_tile + tiles.at(visit);
+      constexpr bool kIsPlain = decltype(mode)::value == Mode::kPlain;
+      const std::int64_t index = first_tile + (kIsPlain ? tiles.at_full(visit) : tiles.at(visit));
       const char* source =
           reinterpret_cast<const char*>(call.kv.parts) + index * T::kTileBytes + 16 * threadIdx.x;
       char* target = sKV + stage * T::kTileBytes + 16 * threadIdx.x;
@@ -80,14 +93,14 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
     ptx::cp_async_commit_group();
   };
-  for (int i = 0; i < kStages - 1; ++i) start_tile(i, i);
+  for (int i = 0; i < kStages - 1; ++i) start_tile(i, i, ModeConstant<Mode::kMasked>{});
 
   // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
   const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
+  bool q_needs_care = !is_near_1(scale_log2);
   const auto gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
-  float factor[kRows];  // of a row: what makes its sums scores, but for K's factor
-  bool q_is_wild = false;
+  float factor[kRows];  // of a row: what its split numbers are to be multiplied by
   const bool q_is_plain = tile.first_row + T::kBlockQ <= p.len_q && p.head_dim == kHeadDim &&
                           reinterpret_cast<std::uintptr_t>(gQ.data) % 8 == 0 &&
                           gQ.row_stride % 2 == 0;
@@ -96,7 +109,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const float* gRow = gQ.data + row_of(r) * gQ.row_stride + 2 * t;
     const int columns = row_of(r) < p.len_q ? p.head_dim - 2 * t : 0;
     float2 x[kColumnTiles];
-    float row_max = 0.0F;
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
       if (q_is_plain) {
@@ -106,18 +118,29 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         x[i].y = 8 * i + 1 < columns ? gRow[8 * i + 1] : 0.0F;
       }
     }
+    float row_max = 0.0F, nan_if_wild = 0.0F;
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
-      x[i] = make_float2(x[i].x * sign, x[i].y * sign);
-      const float2 finite = make_float2(finite_or_zero(x[i].x), finite_or_zero(x[i].y));
-      q_is_wild = q_is_wild || finite.x != x[i].x || finite.y != x[i].y;
-      row_max = fmaxf(row_max, fmaxf(fabsf(finite.x), fabsf(finite.y)));
+      row_max = fmaxf(row_max, fmaxf(fabsf(x[i].x), fabsf(x[i].y)));
+      nan_if_wild = fmaf(x[i].x, 0.0F, fmaf(x[i].y, 0.0F, nan_if_wild));
+    }
+    const bool is_wild = nan_if_wild != 0.0F;
+    if (is_wild) {
+      row_max = 0.0F;
+#pragma unroll
+      for (int i = 0; i < kColumnTiles; ++i) {
+        const float2 finite = make_float2(finite_or_zero(x[i].x), finite_or_zero(x[i].y));
+        row_max = fmaxf(row_max, fmaxf(fabsf(finite.x), fabsf(finite.y)));
+      }
     }
     const float scale = scale_of(max_of_lanes<4>(row_max));
-    factor[r] = scale_log2 * inverse_of(scale) * make_up_for_cut_off(p.head_dim);
+    factor[r] = inverse_of(scale);
+    q_needs_care = q_needs_care || is_wild || !is_near_1(factor[r]);
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
-      const Parts parts = split_any(x[i].x * scale, x[i].y * scale);
+      const float low = no_less_than_held(x[i].x * (scale * sign));
+      const float high = no_less_than_held(x[i].y * (scale * sign));
+      const Parts parts = is_wild ? split_wild(low, high) : split(low, high);
       if constexpr (T::kQInRegisters) {
         rQ[i / 2][0][r / 2][i % 2 * 2 + r % 2] = parts.hi;
         rQ[i / 2][1][r / 2][i % 2 * 2 + r % 2] = parts.lo;
@@ -128,7 +151,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     }
   }
-  q_is_wild = __any_sync(0xffffffffU, q_is_wild) != 0;
+  q_needs_care = __any_sync(0xffffffffU, q_needs_care) != 0;
 
   const int q_offset = Tile::offset(warp_row + lane % 16, lane / 16);
   const int k_offset = Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -137,9 +160,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   References<kRows, kWeightStart> reference;
   float rO[kRowTiles][kColumnTiles][4] = {};
 
-  // kCareful: the mask cuts through the tile, or it or Q holds numbers that need care.
-  const auto step = [&](int kv_tile, int tile_at, const TileHead& head, auto is_careful) {
-    constexpr bool kCareful = decltype(is_careful)::value;
+  // Returns whether the tile is done. In plain mode it is not if rows turn out to be far behind.
+  bool is_behind = false;
+  const auto step = [&](int kv_tile, int tile_at, const TileHead& head, auto mode) {
+    constexpr bool kIsPlain = decltype(mode)::value == Mode::kPlain;
+    constexpr bool kMasked = decltype(mode)::value == Mode::kMasked;
+    constexpr bool kCareful = decltype(mode)::value == Mode::kCareful;
     const int kv_start = kv_tile * kBlockKV;
     int q_at = q_offset, k_at = tile_at + k_offset, v_at = tile_at + 2 * kPart + v_offset;
     hide_origin(q_at);
@@ -164,89 +190,108 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
     // S = Q K^T, 16 keys at a time.
     float rS[kRowTiles][kKeyTiles][4];
+    const auto read_q = [&](unsigned (&q)[4], int kk, int part, int m) {
+      if constexpr (T::kQInRegisters) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) q[e] = rQ[kk][part][m][e];
+      } else {
+        ptx::ldmatrix_x4(
+            q, sQ + (q_at ^ (32 * kk)) + part * (T::kQBytes / 2) + m * 16 * Tile::kRowBytes);
+      }
+    };
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
-      unsigned k_hi[T::kKeepK ? kSteps : 1][4];
-      const auto read_q = [&](unsigned (&q)[4], int kk, int part, int m) {
-        if constexpr (T::kQInRegisters) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) q[e] = rQ[kk][part][m][e];
-        } else {
-          ptx::ldmatrix_x4(
-              q, sQ + (q_at ^ (32 * kk)) + part * (T::kQBytes / 2) + m * 16 * Tile::kRowBytes);
-        }
-      };
       const auto read_k = [&](unsigned (&k)[4], int kk, int part) {
         ptx::ldmatrix_x4(k, sQ + (k_at ^ (32 * kk)) + part * kPart + n * 8 * Tile::kRowBytes);
       };
-      float sum[kRowTiles][2][4];
 #pragma unroll
-      for (int kk = 0; kk < kSteps; ++kk) {
-        unsigned k_lo[4];
-        auto& hi = k_hi[T::kKeepK ? kk : 0];
-        read_k(hi, kk, 0);
-        read_k(k_lo, kk, 1);
+      for (int run = 0; run < kSteps; run += kScoreRun) {
+        unsigned k_hi[T::kKeepK ? kScoreRun : 1][4];
+        float sum[kRowTiles][2][4];
+#pragma unroll
+        for (int kk = run; kk < run + kScoreRun; ++kk) {
+          unsigned k_lo[4];
+          auto& hi = k_hi[T::kKeepK ? kk - run : 0];
+          read_k(hi, kk, 0);
+          read_k(k_lo, kk, 1);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            unsigned q_hi[4], q_lo[4];
+            read_q(q_hi, kk, 0, m);
+            read_q(q_lo, kk, 1, m);
+            corrections(sum[m], q_hi, q_lo, hi, k_lo, kk == run);
+          }
+        }
+#pragma unroll
+        for (int kk = run; kk < run + kScoreRun; ++kk) {
+          auto& hi = k_hi[T::kKeepK ? kk - run : 0];
+          if constexpr (!T::kKeepK) read_k(hi, kk, 0);
+#pragma unroll
+          for (int m = 0; m < kRowTiles; ++m) {
+            unsigned q_hi[4];
+            read_q(q_hi, kk, 0, m);
+            Number::mma(sum[m][0], q_hi, hi[0], hi[1]);
+            Number::mma(sum[m][1], q_hi, hi[2], hi[3]);
+          }
+        }
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
-          unsigned q_hi[4], q_lo[4];
-          read_q(q_hi, kk, 0, m);
-          read_q(q_lo, kk, 1, m);
-          corrections(sum[m], q_hi, q_lo, hi, k_lo, kk == 0);
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            float& score = rS[m][n + e / 4][e % 4];
+            score = run == 0 ? sum[m][e / 4][e % 4] : score + sum[m][e / 4][e % 4];
+          }
         }
-      }
-#pragma unroll
-      for (int kk = 0; kk < kSteps; ++kk) {
-        auto& hi = k_hi[T::kKeepK ? kk : 0];
-        if constexpr (!T::kKeepK) read_k(hi, kk, 0);
-#pragma unroll
-        for (int m = 0; m < kRowTiles; ++m) {
-          unsigned q_hi[4];
-          read_q(q_hi, kk, 0, m);
-          Number::mma(sum[m][0], q_hi, hi[0], hi[1]);
-          Number::mma(sum[m][1], q_hi, hi[2], hi[3]);
-        }
-      }
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int e = 0; e < 8; ++e) rS[m][n + e / 4][e % 4] = sum[m][e / 4][e % 4];
       }
     }
 
     // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
-    const auto k_factor = [&](int key) {
+    const auto k_factor_of = [&](int key) {
       return head.k_kind != TileKind::kEven ? gFactors[key] : head.k_factor;
     };
     const auto v_factor_of = [&](int key) {
       return head.v_kind != TileKind::kEven ? gFactors[kBlockKV + key] : head.v_factor;
     };
+    const float tile_factor = scale_log2 * head.k_factor;
     float largest[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const KeyRange seen = kCareful ? visible_keys(p, row_of(r)) : KeyRange{};
+      const KeyRange seen = kMasked || kCareful ? visible_keys(p, row_of(r)) : KeyRange{};
       const int begin = seen.begin - kv_start - 2 * t, end = seen.end - kv_start - 2 * t;
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           float& s = rS[r / 2][n][2 * (r % 2) + e];
-          // In a careful step one by one: the product of the factors may be out of range.
-          s = kCareful ? __fmul_rn(s, factor[r]) * k_factor(8 * n + e)
-                       : __fmul_rn(s, factor[r] * head.k_factor);
-          if (kCareful && (8 * n + e < begin || 8 * n + e >= end)) s = -INFINITY;
+          // The factors alone may be out of float32's range, where care is taken.
+          s = kCareful ? static_cast<float>(static_cast<double>(s) * factor[r] * scale_log2 *
+                                            k_factor_of(8 * n + e))
+                       : __fmul_rn(s, factor[r] * tile_factor);
+          const bool is_seen = 8 * n + e >= begin && 8 * n + e < end;
+          if ((kMasked || kCareful) && !is_seen) s = -INFINITY;
         }
       }
       largest[r] = largest_of_row(rS, r);
     }
-    reference.follow(largest, rO, kWeightEnd);
-
-    // Weights. In a careful step V's factors go into them, and each row has a scale of its own.
-    float v_factor[kRows];
+    bool is_near = reference.all_set;
+#pragma unroll
+    for (int r = 0; r < kRows;
+         ++r) {  // from 0 to the end: as integers, those with a sign are beyond
+      const float ahead = largest[r] - reference.value[r];
+      is_near = is_near && __float_as_uint(ahead) <= __float_as_uint(kWeightEnd);
+    }
+    is_behind = false;
+    if (!__all_sync(0xffffffffU, is_near)) {
+      reference.follow(largest, rO, kWeightEnd);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) is_behind = is_behind || largest[r] < reference.value[r];
+      is_behind = __any_sync(0xffffffffU, is_behind) != 0;
+      if (kIsPlain && is_behind) return false;
+    }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      v_factor[r] = head.v_factor * kWeightUnit;
-      float weight_max = 0.0F, tile_sum = 0.0F;  // a tile by itself: small weights count
+      float tile_sum = 0.0F;  // a tile by itself: small weights count
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
@@ -254,23 +299,50 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           float& s = rS[r / 2][n][2 * (r % 2) + e];
           s = ptx::ex2_approx_ftz(s - reference.value[r]);
           tile_sum += s;
-          if constexpr (kCareful) {
-            s *= v_factor_of(8 * n + e) * kWeightUnit;
-            weight_max = fmaxf(weight_max, s);
-          }
         }
       }
       reference.row_sum[r] += tile_sum;
-      if constexpr (kCareful) {
-        const float scale = scale_of(max_of_lanes<4>(weight_max));
-        v_factor[r] = inverse_of(scale);
+    }
+
+    // What v holds under the key of the reference may be small, or 0. So where the weights of a row
+    // are far behind, they get a factor of their own, a power of 2, and with it all digits.
+    int shift[kRows] = {};
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const float behind = reference.value[r] - max_of_lanes<4>(largest[r]);
+        shift[r] = static_cast<int>(fminf(fmaxf(behind + 14.0F, 0.0F), 126.0F));
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+          rS[r / 2][n][2 * (r % 2)] *= power_of_2(shift[r]);
+          rS[r / 2][n][2 * (r % 2) + 1] *= power_of_2(shift[r]);
+        }
+      }
+    }
+    // In a careful step V's factors go into the weights: each row's largest product becomes 2^14.
+    if constexpr (kCareful) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        int top = kLeastExponent;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float weight = rS[r / 2][n][2 * (r % 2) + e], of_v = v_factor_of(8 * n + e);
+            if (weight > 0.0F && of_v > 0.0F)
+              top = max(top, exponent_of(weight) + exponent_of(of_v));
+          }
+        }
+        shift[r] = 14 - static_cast<int>(max_of_lanes<4>(static_cast<float>(top)));
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             float& s = rS[r / 2][n][2 * (r % 2) + e];
+            const float of_v = v_factor_of(8 * n + e);
+            const float product = times_power_of_2(s, exponent_of(of_v) + shift[r]);
             // Above 0 it stays above 0: times inf it is inf.
-            s = s > 0.0F ? fmaxf(s * scale, 0x1p-24F) : s;
+            s = s > 0.0F && of_v > 0.0F ? fmaxf(product, 0x1p-24F) : s * of_v;
           }
         }
       }
@@ -292,7 +364,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
     // O += P V, 16 columns at a time. 0 times NaN is NaN: where V has such numbers and the mask hides
     // some, each row is multiplied by itself, with zeros for the keys that it does not see.
-    const bool row_by_row = kCareful && head.v_kind == TileKind::kWild;
+    const float v_factor = head.v_factor * kWeightUnit;
     const auto add_product = [&](int only_row) {
 #pragma unroll
       for (int n = 0; n < kColumnTiles; n += 2) {
@@ -334,42 +406,65 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           for (int e = 0; e < 8; ++e) {
             if (kCareful && only_row >= 0 && g + e % 4 / 2 * 8 != only_row) continue;
             float& o = rO[m][n + e / 4][e % 4];
-            o = __fmaf_rn(sum[m][e / 4][e % 4], v_factor[2 * m + e % 4 / 2], o);
+            const int r = 2 * m + e % 4 / 2;
+            const float x = sum[m][e / 4][e % 4];
+            o = kCareful ? o + times_power_of_2(x, kWeightUnitExponent - shift[r])
+                         : __fmaf_rn(x, v_factor * power_of_2(-shift[r]), o);
           }
         }
       }
     };
-    if (!row_by_row) {
-      add_product(-1);
-    } else {
+    if constexpr (kCareful) {
+      const bool row_by_row = head.v_kind == TileKind::kWild;
 #pragma unroll 1
-      for (int row = 0; row < 16; ++row) add_product(row);
+      for (int row = row_by_row ? 0 : -1; row < (row_by_row ? 16 : 0); ++row) add_product(row);
+    } else {
+      add_product(-1);
     }
+    return true;
   };
 
-  // Tiles of one kind in a row, so that the loop over the plain ones has the registers for itself.
+  // Whether this warp's rows see a key of a tile.
+  const auto is_seen = [&](int kv_tile) {
+    const int first_row = tile.first_row + warp_row;
+    if (first_row >= p.len_q) return false;
+    const int last_row = min(first_row + T::kWarpRows, p.len_q) - 1;
+    return visible_keys(p, last_row).end > kv_tile * kBlockKV &&
+           visible_keys(p, first_row).begin < (kv_tile + 1) * kBlockKV;
+  };
+
+  // Tiles of one mode in a row, so that the loop over the plain ones has the registers for itself.
   int visit = 0, stage = 0;
-  const auto await_tile = [&] {
+  const auto next_tile = [&](auto mode) {
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
-    start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
+    start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1, mode);
   };
-  const auto step_while = [&](auto is_careful) {
+  const auto mode_of = [&](const TileHead& head) {
+    if (q_needs_care || !head.is_even()) return Mode::kCareful;
+    return visit < tiles.masked() || is_behind ? Mode::kMasked : Mode::kPlain;
+  };
+  const auto step_while = [&](auto mode) {
+    constexpr Mode kMode = decltype(mode)::value;
     while (visit < tiles.count()) {
       const TileHead head = sHeads[stage];
-      const bool needs_care = visit < tiles.masked() || q_is_wild ||
-                              head.k_kind != TileKind::kEven || head.v_kind != TileKind::kEven;
-      if (needs_care != decltype(is_careful)::value) return;
-      step(tiles.at(visit), T::kQBytes + stage * T::kTileBytes, head, is_careful);
+      // After a plain tile comes no masked one.
+      if (kMode == Mode::kPlain ? !head.is_even() : mode_of(head) != kMode) return;
+      const int kv_tile = kMode == Mode::kPlain ? tiles.at_full(visit) : tiles.at(visit);
+      if (kMode == Mode::kPlain || is_seen(kv_tile)) {
+        if (!step(kv_tile, T::kQBytes + stage * T::kTileBytes, head, mode)) return;
+      }
+      if (visit < tiles.masked()) is_behind = false;  // by what the mask hides
       ++visit;
       stage = stage + 1 == kStages ? 0 : stage + 1;
-      await_tile();
+      next_tile(mode);
     }
   };
-  await_tile();
+  next_tile(ModeConstant<Mode::kMasked>{});
   while (visit < tiles.count()) {
-    step_while(std::true_type{});
-    step_while(std::false_type{});
+    step_while(ModeConstant<Mode::kCareful>{});
+    step_while(ModeConstant<Mode::kMasked>{});
+    if (mode_of(sHeads[stage]) == Mode::kPlain) step_while(ModeConstant<Mode::kPlain>{});
   }
 
   // The one division; a row with no weight at all saw no key.
@@ -377,30 +472,29 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       static_cast<float*>(p.out) + tile.batch * p.out_stride.batch + tile.head * p.out_stride.head;
   const bool is_aligned =
       reinterpret_cast<std::uintptr_t>(gO) % 8 == 0 && p.out_stride.row % 2 == 0;
+  const bool is_plain = is_aligned && p.head_dim_v == kHeadDim;
+  reference.add_lanes();
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const float sum = sum_of_lanes<4>(reference.row_sum[r]);
-    const int row = row_of(r);
-    if (row >= p.len_q) continue;
+    const float sum = reference.row_sum[r];
+    if (row_of(r) >= p.len_q) continue;
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / (sum * kWeightUnit);
+    float* target = gO + row_of(r) * p.out_stride.row + 2 * t;
+    const int columns = p.head_dim_v - 2 * t;
 #pragma unroll
     for (int n = 0; n < kColumnTiles; ++n) {
-      const int column = 8 * n + 2 * t;
-      float* target = gO + row * p.out_stride.row + column;
-      const float2 o =
-          make_float2(rO[r / 2][n][2 * (r % 2)] * inverse, rO[r / 2][n][2 * (r % 2) + 1] * inverse);
-      if (is_aligned && column + 1 < p.head_dim_v) {
-        *reinterpret_cast<float2*>(target) = o;
+      const float* o = rO[r / 2][n] + 2 * (r % 2);
+      if (is_plain) {
+        *reinterpret_cast<float2*>(target + 8 * n) = make_float2(o[0] * inverse, o[1] * inverse);
       } else {
-        if (column < p.head_dim_v) target[0] = o.x;
-        if (column + 1 < p.head_dim_v) target[1] = o.y;
+        if (8 * n < columns) target[8 * n] = o[0] * inverse;
+        if (8 * n + 1 < columns) target[8 * n + 1] = o[1] * inverse;
       }
     }
-    if (p.lse != nullptr && t == 0) {
-      const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
-      p.lse[head_index * p.len_q + row] =
-          sum == 0.0F ? -INFINITY : reference.log_sum(r, sum, p.scale);
-    }
+  }
+  if (p.lse != nullptr && t < kRows && row_of(t) < p.len_q) {
+    const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
+    p.lse[head_index * p.len_q + row_of(t)] = reference.log_sum(t, p.scale);
   }
 }
 
@@ -420,8 +514,7 @@ void Instance<kHeadDim>::run(const ForwardParams& p, void* stream) {
   const LaunchPlan launch_plan = plan(p);
   const Scratch scratch(std::max<std::size_t>(launch_plan.workspace_bytes, 16), stream,
                         "the parts of k and v");
-  const Call call{
-      .p = p, .kv = T::layout(p, scratch.data()), .heads_together = heads_together(p, 8)};
+  const Call call{.p = p, .kv = T::layout(p, scratch.data()), .tiles = {p, T::kBlockQ, 8}};
   const std::int64_t split_blocks = 2LL * call.kv.tiles * p.batch * p.heads_kv;
   if (split_blocks > 0) {
     launch<split_kernel<T>>({.blocks = split_blocks, .threads = kSplitThreads}, stream, call);

@@ -5,6 +5,7 @@
 // of the largest. What is smaller loses digits, but none that matter beside the largest.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include "cuda/tile/lanes.cuh"
 #include "cuda/tile/mask.cuh"
 #include "cuda/tile/number16.cuh"
+#include "cuda/tile/schedule.cuh"
 #include "fastattn/fastattn.h"
 
 namespace fastattn::cuda::v6::split {
@@ -30,7 +32,7 @@ struct Shape<64> {
 // 128 rows share a tile of keys, whose parts are twice its size: fewer would wait for the L2 cache.
 template <>
 struct Shape<128> {
-  static constexpr int kWarps = 8, kRowTiles = 1, kBlockKV = 64, kStages = 2, kBlocksPerSM = 1;
+  static constexpr int kWarps = 8, kRowTiles = 1, kBlockKV = 32, kStages = 3, kBlocksPerSM = 1;
   static constexpr bool kQInRegisters = true, kKeepK = true;
 };
 template <>
@@ -45,6 +47,10 @@ enum class TileKind : int { kEven, kUneven, kWild };
 struct alignas(16) TileHead {
   float k_factor, v_factor;  // what a split number is to be multiplied by
   TileKind k_kind, v_kind;
+
+  [[nodiscard]] __device__ __forceinline__ bool is_even() const {
+    return k_kind == TileKind::kEven && v_kind == TileKind::kEven;
+  }
 };
 
 // Scratch memory: for each tile of each head, [4][kBlockKV, kHeadDim] of float16 (K hi, K lo, V hi,
@@ -55,12 +61,13 @@ struct SplitKV {
   TileHead* heads;
   int tiles;       // of a head
   int first_tile;  // of those that some row sees
+  Divider by_tiles, by_heads;
 };
 
 struct Call {
   ForwardParams p;
   SplitKV kv;
-  int heads_together;
+  QueryTiles tiles;
 };
 
 template <int kHeadDim_>
@@ -92,7 +99,9 @@ struct Traits : Shape<kHeadDim_> {
             .factors = reinterpret_cast<float*>(bytes + all * kTileBytes),
             .heads = reinterpret_cast<TileHead*>(bytes + all * (kTileBytes + 2 * S::kBlockKV * 4)),
             .tiles = tiles.end - tiles.begin,
-            .first_tile = tiles.begin};
+            .first_tile = tiles.begin,
+            .by_tiles = Divider(std::max(tiles.end - tiles.begin, 1)),
+            .by_heads = Divider(p.heads_kv)};
   }
   static std::size_t scratch_bytes(const ForwardParams& p) {
     const KeyRange tiles = seen_tiles(p);
@@ -113,7 +122,7 @@ __device__ __forceinline__ float inverse_of(float power) {
 }
 __device__ __forceinline__ float finite_or_zero(float x) { return fabsf(x) <= FLT_MAX ? x : 0.0F; }
 
-// hi and lo parts of two numbers, packed. What is not finite has no lo part.
+// hi and lo parts of two numbers, packed. In wild ones what is not finite has no lo part.
 struct Parts {
   unsigned hi, lo;
 };
@@ -122,11 +131,33 @@ __device__ __forceinline__ Parts split(float low, float high) {
   const float2 taken = ptx::f16x2_to_f32(hi);
   return {hi, ptx::cvt_rn_f16x2(high - taken.y, low - taken.x)};
 }
-__device__ __forceinline__ Parts split_any(float low, float high) {
+// What is too small for a part becomes the smallest one, so that it stays no 0: times inf it is inf.
+__device__ __forceinline__ float no_less_than_held(float x) {
+  return fabsf(x) < 0x1p-24F && x != 0.0F ? copysignf(0x1p-24F, x) : x;
+}
+__device__ __forceinline__ Parts split_wild(float low, float high) {
   const Parts parts = split(low, high);
   const unsigned keep = (finite_or_zero(low) == low ? 0x0000ffffU : 0U) |
                         (finite_or_zero(high) == high ? 0xffff0000U : 0U);
   return {parts.hi, parts.lo & keep};
+}
+// The least of these is less than the exponent of a product of two floats.
+constexpr int kLeastExponent = -512;
+__device__ __forceinline__ int exponent_of(float x) {
+  return static_cast<int>(__float_as_uint(x) >> 23 & 0xffU) - 127;
+}
+// 2^exponent; from -126 to 127.
+__device__ __forceinline__ float power_of_2(int exponent) {
+  return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
+}
+// x 2^exponent, whatever the exponent: in two steps, each in range.
+__device__ __forceinline__ float times_power_of_2(float x, int exponent) {
+  const int half = min(max(exponent, -252), 252) / 2;
+  return x * power_of_2(half) * power_of_2(min(max(exponent, -252), 252) - half);
+}
+// Whether products of three such factors stay far inside float32's range.
+__device__ __forceinline__ bool is_near_1(float factor) {
+  return factor >= 0x1p-40F && factor <= 0x1p40F;
 }
 // Zeros in the place of inf and NaN.
 __device__ __forceinline__ unsigned finite_or_zero16(unsigned pair) {
@@ -148,25 +179,27 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   constexpr int kPasses = (kBlockKV + kRowStep - 1) / kRowStep;
   constexpr int kWarps = kSplitThreads / 32;
   __shared__ float sLargest[kWarps], sSmallest[kWarps];  // absolute maxima of rows; the least not 0
+  __shared__ unsigned sFlags[kWarps];
 
   const ForwardParams& p = call.p;
   const bool is_v = blockIdx.x % 2 == 1;
-  const std::int64_t index = blockIdx.x / 2;  // of the tile, over all heads
-  const std::int64_t head_index = index / call.kv.tiles;
-  const int first_row = (call.kv.first_tile + static_cast<int>(index % call.kv.tiles)) * kBlockKV;
+  const int tile = static_cast<int>(blockIdx.x / 2);  // over all heads
+  const int head_index = call.kv.by_tiles.divide(tile);
+  const int first_row = (call.kv.first_tile + call.kv.by_tiles.rest(tile)) * kBlockKV;
+  const std::int64_t index = tile;
   const Strides& stride = is_v ? p.v_stride : p.k_stride;
   const int dim = is_v ? p.head_dim_v : p.head_dim;
-  const auto g = head_view(is_v ? p.v : p.k, stride, head_index / p.heads_kv,
-                           head_index % p.heads_kv, p.len_kv, dim);
-  const int r = static_cast<int>(threadIdx.x) / Tile::kChunks;
-  const int c = static_cast<int>(threadIdx.x) % Tile::kChunks;
+  const auto g = head_view(is_v ? p.v : p.k, stride, call.kv.by_heads.divide(head_index),
+                           call.kv.by_heads.rest(head_index), p.len_kv, dim);
+  const int r = static_cast<int>(threadIdx.x / Tile::kChunks);
+  const int c = static_cast<int>(threadIdx.x % Tile::kChunks);
 
   const bool is_aligned =
       reinterpret_cast<std::uintptr_t>(g.data) % 16 == 0 && g.row_stride % 4 == 0;
   float x[kPasses][8];
   float row_max[kPasses];
   float largest = 0.0F, smallest = INFINITY;
-  bool wild = false;
+  bool wild = false, has_zeros = false;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int row = first_row + r + i * kRowStep;
@@ -181,34 +214,49 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 #pragma unroll
       for (int e = 0; e < 8; ++e) x[i][e] = e < columns ? source[e] : 0.0F;
     }
+    float nan_if_wild = 0.0F;
     row_max[i] = 0.0F;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const float finite = finite_or_zero(x[i][e]);
-      wild = wild || finite != x[i][e];
-      row_max[i] = fmaxf(row_max[i], fabsf(finite));
+      row_max[i] = fmaxf(row_max[i], fabsf(x[i][e]));
+      nan_if_wild = fmaf(x[i][e], 0.0F, nan_if_wild);
+    }
+    if (nan_if_wild != 0.0F) {
+      wild = true;
+      row_max[i] = 0.0F;
+#pragma unroll
+      for (int e = 0; e < 8; ++e) row_max[i] = fmaxf(row_max[i], fabsf(finite_or_zero(x[i][e])));
     }
     row_max[i] = max_of_lanes<Tile::kChunks>(row_max[i]);
     largest = fmaxf(largest, row_max[i]);
     if (row_max[i] != 0.0F) smallest = fminf(smallest, row_max[i]);
+    has_zeros = has_zeros || (row_max[i] == 0.0F && row < g.length && r + i * kRowStep < kBlockKV);
   }
   largest = max_of_lanes<32>(largest);
   smallest = -max_of_lanes<32>(-smallest);
+  constexpr unsigned kWild = 1, kHasZeros = 2;
+  unsigned flags = __any_sync(0xffffffffU, wild) != 0 ? kWild : 0;
+  flags |= __any_sync(0xffffffffU, has_zeros) != 0 ? kHasZeros : 0;
   if (threadIdx.x % 32 == 0) {
     sLargest[threadIdx.x / 32] = largest;
     sSmallest[threadIdx.x / 32] = smallest;
+    sFlags[threadIdx.x / 32] = flags;
   }
-  wild = __syncthreads_or(wild) != 0;
+  __syncthreads();
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
+    flags |= sFlags[w];
     largest = fmaxf(largest, sLargest[w]);
     smallest = fminf(smallest, sSmallest[w]);
   }
 
+  wild = (flags & kWild) != 0;
+  has_zeros = (flags & kHasZeros) != 0;
   // Under one scale, rows that are this far apart would lose digits, or feel what hidden ones hold;
-  // and only a careful step multiplies factors far from 1 one by one.
-  const bool is_far = largest != 0.0F && !(largest >= 0x1p-46F && largest <= 0x1p74F);
-  const bool is_uneven = wild || is_far || smallest * 256.0F < largest;
+  // and so would weights, if the largest one met a row of V that is small, or 0.
+  const bool is_uneven = largest != 0.0F && (!is_near_1(inverse_of(scale_of(largest))) ||
+                                             smallest * 256.0F < largest || (is_v && has_zeros));
+  const bool has_own_factors = wild || is_uneven;
   const float tile_scale = scale_of(largest);
   char* hi = reinterpret_cast<char*>(call.kv.parts) + index * T::kTileBytes +
              (is_v ? 2 * T::kPartBytes : 0);
@@ -217,11 +265,18 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   for (int i = 0; i < kPasses; ++i) {
     const int row = r + i * kRowStep;
     if (row >= kBlockKV) continue;
-    const float scale = is_uneven ? scale_of(row_max[i]) : tile_scale;
-    if (c == 0) factors[row] = inverse_of(scale);
+    // A row of zeros has no say in the scale of the weights; one of zeros and inf has the least.
+    const bool is_zero = row_max[i] == 0.0F;
+    const float scale =
+        has_own_factors ? scale_of(is_zero ? fminf(smallest, largest) : row_max[i]) : tile_scale;
+    if (c == 0) factors[row] = is_v && is_zero && !wild ? 0.0F : inverse_of(scale);
     Parts parts[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) parts[e] = split_any(x[i][2 * e] * scale, x[i][2 * e + 1] * scale);
+    for (int e = 0; e < 4; ++e) {
+      const float low = no_less_than_held(x[i][2 * e] * scale);
+      const float high = no_less_than_held(x[i][2 * e + 1] * scale);
+      parts[e] = wild ? split_wild(low, high) : split(low, high);
+    }
     char* target = hi + Tile::offset(row, c);
     *reinterpret_cast<uint4*>(target) =
         make_uint4(parts[0].hi, parts[1].hi, parts[2].hi, parts[3].hi);
@@ -232,7 +287,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     TileHead& tile_head = call.kv.heads[index];
     (is_v ? tile_head.v_factor : tile_head.k_factor) = inverse_of(tile_scale);
     (is_v ? tile_head.v_kind : tile_head.k_kind) =
-        wild ? TileKind::kWild : (is_uneven ? TileKind::kUneven : TileKind::kEven);
+        wild ? TileKind::kWild : (has_own_factors ? TileKind::kUneven : TileKind::kEven);
   }
 }
 
