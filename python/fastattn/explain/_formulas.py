@@ -455,13 +455,13 @@ class MmaTiles:
 # By the head dim that a tile has: the numbers of both Shape<...>, in half.cuh and split_kv.cuh. The
 # tests compare the emulation's launches and counts with what follows from them.
 V6_HALF = {
-    64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=2, q_in_registers=True),
-    128: MmaTiles(warps=4, row_tiles=2, keys=32, stages=3, q_in_registers=False),
-    256: MmaTiles(warps=4, row_tiles=1, keys=32, stages=2, q_in_registers=False),
+    64: MmaTiles(warps=4, row_tiles=2, keys=64, stages=1, q_in_registers=True),
+    128: MmaTiles(warps=4, row_tiles=2, keys=32, stages=1, q_in_registers=False),
+    256: MmaTiles(warps=4, row_tiles=1, keys=64, stages=1, q_in_registers=False),
 }
 V6_SPLIT = {
     64: MmaTiles(warps=4, row_tiles=2, keys=32, stages=3, q_in_registers=True),
-    128: MmaTiles(warps=8, row_tiles=1, keys=64, stages=2, q_in_registers=True),
+    128: MmaTiles(warps=8, row_tiles=1, keys=32, stages=3, q_in_registers=True),
     256: MmaTiles(
         warps=8, row_tiles=1, keys=16, stages=2, q_in_registers=False, k_in_registers=False
     ),
@@ -472,6 +472,10 @@ _SPLIT_WARPS = 8  # of a block of the kernel that splits K and V
 _WHOLE_ROWS = "D % 8 == 0"
 _WHOLE_TILES = "D % 8 == 0 and N % Bc == 0"
 _WHOLE_SECTORS_16 = "D % 16 == 0"
+# No warp has rows on both sides of the tensor's end, whose lanes write number by number. Lanes with
+# columns beyond it write nothing, and go apart from the others all the same.
+_WHOLE_WARPS = "M % (Br/W) == 0"
+_ONE_WAY = f"D == P and {_WHOLE_WARPS}"
 
 
 def _v6_half(head_dim: int) -> Rung:
@@ -479,6 +483,7 @@ def _v6_half(head_dim: int) -> Rung:
     tiles = V6_HALF[head_dim]
     q_reads = "Br*P/256" if tiles.q_in_registers else "ceil(N/Bc)*Br*P/256"
     reads = f"B*H*ceil(M/Br)*({q_reads} + ceil(N/Bc)*W*Bc*P/128)"
+    whole = f"{_WHOLE_TILES} and {_WHOLE_WARPS}"
     q_why = "Q's fragments once" if tiles.q_in_registers else "Q's fragments for each tile of keys"
     return Rung(
         "v6",
@@ -496,7 +501,9 @@ def _v6_half(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "global_write_requests": Formula(
-                "B*H*(ceil(M*P/256) + ceil(M/8))", "likewise; lse of 8 rows", _WHOLE_ROWS
+                "B*H*M*(P/256 + W/Br)",
+                "likewise, of rows that are all in the tensor; lse of a warp's rows at once",
+                _ONE_WAY,
             ),
             "global_read_sectors": Formula(
                 "B*H*(M*D + ceil(M/Br)*2*N*D)/16", "whole sectors", _WHOLE_SECTORS_16
@@ -504,12 +511,13 @@ def _v6_half(head_dim: int) -> Rung:
             "global_write_sectors": Formula(
                 "B*H*(M*D/16 + M/8)",
                 "whole sectors",
-                f"{_WHOLE_SECTORS_16} and M % 8 == 0",
+                _ONE_WAY,
             ),
             "shared_read_requests": Formula(
-                f"{reads} + B*H*ceil(M*P/256)",
-                f"ldmatrix of 16 x 16: {q_why}, those of K and V for each warp; at the end O",
-                _WHOLE_TILES,
+                f"{reads} + B*H*M*P/256",
+                f"ldmatrix of 16 x 16: {q_why}, those of K and V for each warp; at the end O, by "
+                "16 bytes a lane",
+                whole,
             ),
             "shared_write_requests": Formula(
                 "B*H*ceil(M/Br)*(Br*P/256 + ceil(N/Bc)*Bc*P/128 + Br*P/64)",
@@ -519,9 +527,9 @@ def _v6_half(head_dim: int) -> Rung:
             "shared_read_transactions": Formula(
                 f"4*{reads} + B*H*M*ceil(D/64)",
                 "ldmatrix takes 4 turns, one of its 8 x 8 matrices each; 64 numbers of O one",
-                _WHOLE_TILES,
+                whole,
             ),
-            "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
+            "shared_read_conflicts": Formula("0", "chunks are swizzled", whole),
             "shared_write_transactions": Formula(
                 "B*H*ceil(M/Br)*(Br*P/64 + ceil(N/Bc)*Bc*P/32 + Br*P/64)",
                 "16 bytes a lane take 4 turns, 4 bytes one",
@@ -532,8 +540,8 @@ def _v6_half(head_dim: int) -> Rung:
                 "B*H*ceil(M/Br)*ceil(N/Bc)*Br*Bc", "a weight for each key", _WHOLE_TILES
             ),
             "barriers": Formula(
-                "B*H*ceil(M/Br)*(ceil(N/Bc) + 1)",
-                "before K and V of a tile are read; V of the first tile has one of its own",
+                "B*H*ceil(M/Br)*2*ceil(N/Bc)",
+                "before K of a tile is read, and before V; the copy of the other one starts there",
                 _WHOLE_TILES,
             ),
             "warp_barriers": Formula(
@@ -567,10 +575,9 @@ def _v6_split(head_dim: int) -> Rung:
     fragments = k_reads + q_reads + 1 + tiles.row_tiles
     q_writes = "" if tiles.q_in_registers else " + Br*P/32"
     lanes = (head_dim // 8).bit_length() - 1  # log2 of the lanes that share a row of K or V
-    reads = (
-        f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*{2 * _SPLIT_WARPS}"
-        f" + {{}}ceil(M/Br)*W*(ceil(N/Bc)*({fragments}*Bc*P/256 + 1) + 1))"
-    )
+    # Of the warps that split: each reads what all of them wrote.
+    split_reads = f"ceil(N/Bc)*2*{_SPLIT_WARPS}*3*{_SPLIT_WARPS}"
+    wide_reads = f"ceil(N/Bc)*({fragments}*Bc*P/256 + 1) + 2"
     return Rung(
         "v6",
         tiles.tiles(head_dim),
@@ -593,8 +600,9 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "global_write_requests": Formula(
-                "B*H*(ceil(M/8)*(D/8 + 1) + ceil(N/Bc)*(6*Bc*P/256 + 4))",
-                "8 bytes a lane for out, 16 for parts; a factor a row, of 32 chunks at once",
+                "B*H*(ceil(M/8)*(2 - (D == P))*D/8 + ceil(M*W/Br) + ceil(N/Bc)*(6*Bc*P/256 + 4))",
+                "8 bytes a lane for out where it fills the tile, else 4; lse of a warp's rows; 16 "
+                "for parts; a factor a row, of 32 chunks at once",
                 _WHOLE_TILES,
             ),
             "global_read_sectors": Formula(
@@ -605,31 +613,34 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "global_write_sectors": Formula(
-                "B*H*(M*(D + 1)/8 + ceil(N/Bc)*(Bc*P/4 + 2*Bc*P/256 + 4))",
-                "whole sectors, but for the factors and the heads",
+                "B*H*(M*((2 - (D == P))*D + 1)/8 + ceil(N/Bc)*(Bc*P/4 + 2*Bc*P/256 + 4))",
+                "whole sectors, but for the factors and the heads; those of out twice where it is "
+                "written by 4 bytes",
                 f"{_WHOLE_TILES} and M % 8 == 0",
             ),
             "shared_read_requests": Formula(
-                reads.format(""),
-                f"the maxima of all warps by each warp that splits; {fragments} ldmatrix for 16 "
-                "keys and 16 columns of both products; the tile's head, and the first one twice",
+                f"B*H*({split_reads} + ceil(M/Br)*W*({wide_reads} + 2))",
+                "3 values of all warps by each warp that splits; "
+                f"{fragments} ldmatrix for 16 keys and 16 columns of both products; the tile's "
+                "head, and the first one 4 more times, until its kind of step is found",
                 _WHOLE_TILES,
             ),
             "shared_write_requests": Formula(
-                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2"
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*3"
                 f" + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/64 + 1){q_writes}))",
-                "both maxima of each warp that splits; the parts by 16 bytes a lane, and the head"
+                "of each warp that splits the largest and the smallest of its rows' maxima, and "
+                "what kinds of rows it has; the parts by 16 bytes a lane, and the head"
                 + ("; Q's parts" if q_writes else ""),
                 _WHOLE_TILES,
             ),
             "shared_read_transactions": Formula(
-                reads.format("4*"),
-                "16 bytes a lane take 4 turns",
+                f"B*H*({split_reads} + ceil(M/Br)*W*(4*({wide_reads}) + 2))",
+                "16 bytes a lane take 4 turns; of the first head's reads 2 are of 4 bytes",
                 _WHOLE_TILES,
             ),
             "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
             "shared_write_transactions": Formula(
-                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2"
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*3"
                 f" + ceil(M/Br)*(ceil(N/Bc)*(Bc*P/16 + 1){q_writes}))",
                 "likewise; the head is one lane's",
                 _WHOLE_TILES,
@@ -652,8 +663,11 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "votes": Formula(
-                "B*H*ceil(M/Br)*W*(ceil(N/Bc) + 1)",
-                "whether a reference has to move; whether Q holds an inf or a NaN",
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2 + ceil(M/Br)*W*(ceil(N/Bc) + 3))",
+                "of K and V, whether rows hold inf or NaN, and whether any is 0; whether Q needs "
+                "care; whether a tile's scores are near their references, as those of random data "
+                "are; in the first tile, which has none yet, two more: whether they move, and "
+                "whether scores are far behind",
                 _WHOLE_TILES,
             ),
             "mmas": Formula(
