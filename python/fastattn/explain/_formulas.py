@@ -577,7 +577,7 @@ def _v6_split(head_dim: int) -> Rung:
     lanes = (head_dim // 8).bit_length() - 1  # log2 of the lanes that share a row of K or V
     # Of the warps that split: each reads what all of them wrote.
     split_reads = f"ceil(N/Bc)*2*{_SPLIT_WARPS}*3*{_SPLIT_WARPS}"
-    wide_reads = f"ceil(N/Bc)*({fragments}*Bc*P/256 + 1) + 2"
+    tile_reads = f"ceil(N/Bc)*({fragments}*Bc*P/256 + 1)"
     return Rung(
         "v6",
         tiles.tiles(head_dim),
@@ -619,7 +619,7 @@ def _v6_split(head_dim: int) -> Rung:
                 f"{_WHOLE_TILES} and M % 8 == 0",
             ),
             "shared_read_requests": Formula(
-                f"B*H*({split_reads} + ceil(M/Br)*W*({wide_reads} + 2))",
+                f"B*H*({split_reads} + ceil(M/Br)*W*({tile_reads} + 4))",
                 "3 values of all warps by each warp that splits; "
                 f"{fragments} ldmatrix for 16 keys and 16 columns of both products; the tile's "
                 "head, and the first one 4 more times, until its kind of step is found",
@@ -634,8 +634,8 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "shared_read_transactions": Formula(
-                f"B*H*({split_reads} + ceil(M/Br)*W*(4*({wide_reads}) + 2))",
-                "16 bytes a lane take 4 turns; of the first head's reads 2 are of 4 bytes",
+                f"B*H*({split_reads} + ceil(M/Br)*W*(4*{tile_reads} + 10))",
+                "16 bytes a lane take 4 turns; 2 of the first head's 4 reads are of 4 bytes",
                 _WHOLE_TILES,
             ),
             "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
