@@ -555,6 +555,19 @@ def test_goals() -> None:
     assert all((goal.met, goal.verdict) == (None, "not measured") for goal in empty)
 
 
+@pytest.mark.parametrize(
+    ("tflops", "measured", "verdict"),
+    [(39.84, "0.797", "MISSED"), (39.99, "0.7998", "MISSED"), (40, "0.80", "met")],
+)
+def test_a_value_is_told_from_its_goal(tflops: float, measured: str, verdict: str) -> None:
+    record = make_record()
+    for row in record["rows"]:
+        if (row["impl"], row["case"]) == ("v5", "D=64 N=2048"):
+            row["tflops"] = tflops
+    goal = next(g for g in _forward_report.goals(record) if g.what.startswith("v5, there: over"))
+    assert (goal.measured, goal.verdict) == (measured, verdict)
+
+
 def test_a_worse_error_on_one_input_misses_the_goal() -> None:
     record = make_record()
     for row in record["rows"]:

@@ -202,13 +202,20 @@ class Goal:
         return {True: "met", False: "MISSED", None: "not measured"}[self.met]
 
 
+def _shown(value: float, wanted: float, digits: int) -> str:
+    """The value, with as many more digits as tell it from what is wanted."""
+    while value != wanted and float(f"{value:.{digits}f}") == wanted and digits < 9:
+        digits += 1
+    return f"{value:.{digits}f}"
+
+
 def _least(what: str, wanted: float, values: Sequence[float], digits: int = 2) -> Goal:
     """All values are to be ``wanted`` at least."""
     if not values:
         return Goal(what, f">= {wanted:g}", "-", None)
     least = min(values)
     below = sum(value < wanted for value in values)
-    text = f"{least:.{digits}f}"
+    text = _shown(least, wanted, digits)
     if len(values) > 1:
         text += f" at least; {below} of {len(values)} below" if below else " at least"
     return Goal(what, f">= {wanted:g}", text, not below)
@@ -220,7 +227,7 @@ def _most(what: str, wanted: float, values: Sequence[float]) -> Goal:
         return Goal(what, f"<= {wanted:g}", "-", None)
     most = max(values)
     above = sum(value > wanted for value in values)
-    text = f"{most:.2f}"
+    text = _shown(most, wanted, 2)
     if len(values) > 1:
         text += f" at most; {above} of {len(values)} above" if above else " at most"
     return Goal(what, f"<= {wanted:g}", text, not above)
