@@ -240,6 +240,14 @@ def test_v0_is_left_out_where_lengths_differ(
     assert any(line.split() == [*RUNGS][1:] for line in text.splitlines())
 
 
+@pytest.mark.parametrize("value", ["abc", "0", "1.5"])
+@pytest.mark.parametrize("option", ["--seq-len", "--batch-size"])
+def test_numbers_that_are_none(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["v3", option, value])
+    assert f"argument {option}: an integer from 1, not '{value}'" in capsys.readouterr().err
+
+
 def test_dtypes(capsys: pytest.CaptureFixture[str], fake: Fake, tmp_path: Path) -> None:
     fake()
     file = tmp_path / "explain.json"

@@ -818,7 +818,7 @@ def test_the_script_passes_everything_on(tmp_path: Path) -> None:
     seen.write_text(
         textwrap.dedent("""\
         #!/bin/sh
-        printf '%s\\n' "$@"
+        test "$1" = -c || printf '%s\\n' "$@"
     """)
     )
     seen.chmod(0o755)
@@ -830,3 +830,18 @@ def test_the_script_passes_everything_on(tmp_path: Path) -> None:
         env=os.environ | {"PYTHON": str(seen)},
     )
     assert done.stdout.split() == ["-m", "fastattn.profile", "v4", "--seq-len", "64"]
+
+
+def test_the_script_says_where_fastattn_is_missing(tmp_path: Path) -> None:
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')  # no installed packages
+    bare.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / "profile.sh", "all"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHON": str(bare)},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"profile.sh: {bare} has no fastattn: ")

@@ -6,6 +6,8 @@ below the table where ``rich`` is installed; without it, a status line.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -32,6 +34,18 @@ class Column:
 def _join(columns: Sequence[Column], cells: Sequence[str]) -> str:
     padded = (f"{cell:{c.align}{c.width}}" for c, cell in zip(columns, cells, strict=True))
     return "  ".join(padded).rstrip()
+
+
+def integer_from(least: int) -> Callable[[str], int]:
+    """A type for argparse: an integer from ``least`` on."""
+
+    def integer(text: str) -> int:
+        with contextlib.suppress(ValueError):
+            if (value := int(text)) >= least:
+                return value
+        raise argparse.ArgumentTypeError(f"an integer from {least}, not {text!r}")
+
+    return integer
 
 
 def run_command(main: Callable[[], int]) -> int:

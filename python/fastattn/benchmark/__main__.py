@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import fastattn
-from fastattn._console import Column, Console, Progress, run_command
+from fastattn._console import Column, Console, Progress, integer_from, run_command
 from fastattn.benchmark import _auto, _cases, _forward, _machine, _record, _suite
 from fastattn.benchmark._arrays import Arrays, Problem, TorchArrays, arrays_for, torch_for
 from fastattn.benchmark._meta import gpus, new_record
@@ -40,24 +40,13 @@ _DEFAULTS = {
 _SUITES = {"cuda": "ladder", "cpu": "cpu"}
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1, not {value}")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"a number from 0, not {value}")
-    return value
-
-
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"a number above 0, not {value}")
+        raise argparse.ArgumentTypeError(f"a number above 0, not {text!r}")
     return value
 
 
@@ -78,10 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         "scaled_dot_product_attention), or kernels by name (--list)",
     )
     shape = parser.add_argument_group("shape")
-    shape.add_argument("--batch-size", type=_positive, metavar="B")
-    shape.add_argument("--num-heads", type=_positive, metavar="H")
-    shape.add_argument("--head-dim", type=_positive, metavar="D")
-    shape.add_argument("--seq-lens", type=_positive, nargs="+", metavar="N", help="M = N = each")
+    shape.add_argument("--batch-size", type=integer_from(1), metavar="B")
+    shape.add_argument("--num-heads", type=integer_from(1), metavar="H")
+    shape.add_argument("--head-dim", type=integer_from(1), metavar="D")
+    shape.add_argument(
+        "--seq-lens", type=integer_from(1), nargs="+", metavar="N", help="M = N = each"
+    )
     shape.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="float32; a suite: all of its"
     )
@@ -101,8 +92,10 @@ def _parser() -> argparse.ArgumentParser:
         "beside each other, from which src/core/auto_rules.def is written (with --from: from FILE)",
     )
     suites.add_argument("--quick", action="store_true", help="a suite with fewer calls")
-    timing.add_argument("--warmup", type=_count, help="untimed calls (25; a suite: 10)")
-    timing.add_argument("--repetitions", type=_positive, help="timed calls (100; a suite: 50)")
+    timing.add_argument("--warmup", type=integer_from(0), help="untimed calls (25; a suite: 10)")
+    timing.add_argument(
+        "--repetitions", type=integer_from(1), help="timed calls (100; a suite: 50)"
+    )
     timing.add_argument(
         "--max-seconds", type=_seconds, metavar="S", help="time of one row (10; a suite: 1)"
     )
@@ -110,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument(
         "--no-compare", action="store_true", help="leave out PyTorch's rows unless they are named"
     )
-    timing.add_argument("--seed", type=_count, help="of the random inputs; default: a fresh one")
+    timing.add_argument(
+        "--seed", type=integer_from(0), help="of the random inputs; default: a fresh one"
+    )
     other = parser.add_argument_group("output and other jobs")
     other.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
     other.add_argument("--list", action="store_true", help="list what can be timed")

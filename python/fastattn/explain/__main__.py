@@ -20,7 +20,7 @@ import numpy as np
 
 import fastattn
 from fastattn import emulation, testing
-from fastattn._console import Column, Console, Progress, run_command
+from fastattn._console import Column, Console, Progress, integer_from, run_command
 from fastattn.benchmark import source_root
 from fastattn.benchmark._record import prepare_record
 from fastattn.explain._formulas import FLOP, RUNGS, Rung, Shape, acting, dtypes
@@ -157,20 +157,6 @@ class _Explained:
         return record
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1, not {value}")
-    return value
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"a number from 0, not {value}")
-    return value
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m fastattn.explain",
@@ -182,22 +168,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("kernel", help=f"{', '.join(RUNGS)}, or all: one table of all rungs")
     shape = parser.add_argument_group("shape")
-    shape.add_argument("--seq-len", type=_positive, default=256, metavar="M", help="default: 256")
     shape.add_argument(
-        "--len-kv", type=_positive, metavar="N", help="keys, where they are not as many as queries"
+        "--seq-len", type=integer_from(1), default=256, metavar="M", help="default: 256"
     )
-    shape.add_argument("--batch-size", type=_positive, default=1, metavar="B", help="default: 1")
-    shape.add_argument("--num-heads", type=_positive, default=1, metavar="H", help="default: 1")
-    shape.add_argument("--head-dim", type=_positive, default=64, metavar="D", help="default: 64")
+    shape.add_argument(
+        "--len-kv",
+        type=integer_from(1),
+        metavar="N",
+        help="keys, where they are not as many as queries",
+    )
+    shape.add_argument(
+        "--batch-size", type=integer_from(1), default=1, metavar="B", help="default: 1"
+    )
+    shape.add_argument(
+        "--num-heads", type=integer_from(1), default=1, metavar="H", help="default: 1"
+    )
+    shape.add_argument(
+        "--head-dim", type=integer_from(1), default=64, metavar="D", help="default: 64"
+    )
     shape.add_argument(
         "--dtype",
         choices=("float32", "float16"),
         default="float32",
-        help="bfloat16 counts as float16 does; default: float32",
+        help="default: float32. The counts of bfloat16 are those of float16",
     )
     parser.add_argument(
         "--seed",
-        type=_seed,
+        type=integer_from(0),
         default=0,
         help="of the data, and of the order in which threads run; default: 0",
     )

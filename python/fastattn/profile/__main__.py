@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fastattn
-from fastattn._console import Console, run_command
+from fastattn._console import Console, integer_from, run_command
 from fastattn.benchmark import _machine, _record
 from fastattn.benchmark._meta import gpus, new_record
 from fastattn.profile import _ncu, _report, _roofline
@@ -26,13 +26,6 @@ from fastattn.profile._rungs import (
 )
 
 _PRIMARY = Shape()
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"a number from 1, not {value}")
-    return value
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -52,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--head-dim", "D", _PRIMARY.head_dim),
     ):
         shape.add_argument(
-            option, type=_positive, metavar=letter, default=value, help=f"default {value}"
+            option, type=integer_from(1), metavar=letter, default=value, help=f"default {value}"
         )
     shape.add_argument(
         "--dtype",
