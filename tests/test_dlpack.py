@@ -639,6 +639,7 @@ def test_show_config(capsys: pytest.CaptureFixture[str]) -> None:
     config = fastattn.show_config("dict")
     assert config["version"] == fastattn.__version__
     assert config["kernels"] == [kernel.name for kernel in fastattn.kernels()]
+    assert config["emulated"] == [kernel.name for kernel in fastattn.kernels(emulated=True)]
     assert config["frameworks"]["numpy"] == np.__version__
     assert config["cpu"]["threads"] >= 1
     assert fastattn.show_config() is None

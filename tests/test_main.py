@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -54,6 +55,22 @@ def test_one_kernel_and_quick(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--kernel", "cpu", "--quick"]) == 0
     text = capsys.readouterr().out
     assert "All 2 checks passed" in text
+
+
+@pytest.mark.skipif(not fastattn.kernels(emulated=True), reason="this build has no emulation")
+def test_a_kernel_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = [k for k in fastattn.kernels(emulated=True) if k.name == "v3"]
+    on_gpu = [dataclasses.replace(k, backend="cuda", min_compute_capability=75) for k in rungs]
+    monkeypatch.setattr(
+        command.fastattn, "kernels", lambda emulated=False: rungs if emulated else on_gpu
+    )
+    monkeypatch.setattr(command, "gpus", list)
+    assert command.main(["--kernel", "v3"]) == 1
+    text = capsys.readouterr().out
+    assert "v3: not run, no GPU is seen" in text
+    assert "python -m fastattn.explain v3 runs v3 on the CPU" in text
 
 
 def test_unknown_kernel(capsys: pytest.CaptureFixture[str]) -> None:

@@ -275,6 +275,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     if not done:
         console.line("No kernel can run here.", "bad")
+        emulated = {kernel.name for kernel in fastattn.kernels(emulated=True)}
+        shown = [name for name in args.kernel if name in emulated]
+        if shown:
+            console.line(
+                f"python -m fastattn.explain {shown[0]} runs {shown[0]} on the CPU, emulated: to "
+                "learn from, not for speed."
+            )
         return 1
     console.line(f"All {done} checks passed ({seconds:.0f} s).", "good")
     return 0

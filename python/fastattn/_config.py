@@ -42,6 +42,7 @@ def _config() -> dict[str, Any]:
         "version": build["version"],
         "backends": ["cpu", "cuda"] if build["cuda"] else ["cpu"],
         "kernels": [kernel["name"] for kernel in _core.kernels()],
+        "emulated": [kernel["name"] for kernel in _core.kernels(emulated=True)],
         "cpu": {
             "instruction_set": build["cpu_instruction_set"],
             "threading": build["threading"],
@@ -62,6 +63,12 @@ def _text(config: dict[str, Any]) -> str:
     lines = [
         ("fastattn", config["version"]),
         ("kernels", ", ".join(config["kernels"])),
+        (
+            "emulated",
+            f"{', '.join(config['emulated'])}: on the CPU, by name, see fastattn.explain"
+            if config["emulated"]
+            else "none: install with FASTATTN_EMULATION=ON",
+        ),
         ("CPU", f"{cpu['instruction_set']}, {cpu['threads']} threads ({cpu['threading']})"),
     ]
     if "cuda" in config["backends"]:
@@ -105,9 +112,10 @@ def show_config(mode: str = "print") -> dict[str, Any] | None:
     ----------
     mode : str
         "print" writes text to standard output, "dict" returns the same as a dictionary: version,
-        backends, kernels, cpu (instruction_set, threading, threads), cuda (toolkit, architectures,
-        driver, devices: ordinal, name, compute_capability, multiprocessors,
-        shared_bytes_per_block, memory_bytes), frameworks (name to version or None).
+        backends, kernels, emulated (the CUDA kernels that the CPU can run), cpu (instruction_set,
+        threading, threads), cuda (toolkit, architectures, driver, devices: ordinal, name,
+        compute_capability, multiprocessors, shared_bytes_per_block, memory_bytes), frameworks
+        (name to version or None).
 
     Raises
     ------
