@@ -445,6 +445,17 @@ def forward_row(suite: str, impl: str, **fields: Any) -> dict[str, Any]:
     return dict(row)
 
 
+def grid_speed(fast: str, slow: str) -> str:
+    """How many times as fast one is as the other in 16 bits: the least and the most of the grid."""
+    cells: dict[tuple[str, str], dict[str, float]] = {}
+    for row in _forward_report.select(forward_record(), "forward-grid"):
+        cells.setdefault((row["dtype"], row["case"]), {})[row["impl"]] = row["us"]
+    ratios = [cell[slow] / cell[fast] for cell in cells.values() if {fast, slow} <= cell.keys()]
+    if not ratios:
+        raise MissingRecordError(f"no cell of the grid has {fast} and {slow}")
+    return f"{min(ratios):.1f} to {max(ratios):.1f}"
+
+
 def auto_rules() -> str:
     """The rules of "auto", as the library has them."""
     rules = _auto.read_rules(_auto.rules_file(docs_facts.ROOT).read_text())
@@ -519,7 +530,7 @@ def step(name: str) -> dict[str, Any]:
     for before, row in zip([None, *rows], rows, strict=False):
         if row["impl"] == name:
             change = 0.0 if before is None else 100 * (row["us"] / before["us"] - 1)
-            return dict(row) | {"change": f"{change:+.0f}%"}
+            return dict(row) | {"change": f"{change:+.1f}%"}
     raise MissingRecordError(f"no row of V4's step {name!r}: benchmarks/v4_steps/run.py --json")
 
 
@@ -554,6 +565,7 @@ NAMES: dict[str, Any] = {
     "auto_loss": auto_loss,
     "auto_caption": auto_caption,
     "forward": forward_row,
+    "grid_speed": grid_speed,
     "forward_caption": lambda: _forward_report.caption(forward_record()),
     "speed_cpu": lambda: speed_record()["meta"]["cpu"],
     "a_tile": a_tile,

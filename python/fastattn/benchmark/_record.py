@@ -160,7 +160,10 @@ def _caption(meta: dict[str, Any], rows: list[dict[str, Any]], longest: int) -> 
         "‖out - ref‖/‖ref‖ against float64, the ratios are speed over PyTorch's in the same run"
     )
     if ceiling:
-        text += f", the ceiling is {ceiling['tflops']:.1f} TFLOP/s ({ceiling['method']})"
+        text += (
+            f", the ceiling is {ceiling['tflops']:.1f} TFLOP/s ({ceiling['method']}), which "
+            "kernels that compute on tensor cores may pass"
+        )
     return text + "."
 
 
