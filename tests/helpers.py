@@ -198,7 +198,9 @@ def expect(
         unit_score = 2 * unit_32 if tensor_cores and dtype != "float32" else unit_32
         score = unit_score * abs(scale) * np.linalg.norm(q64, axis=-1, keepdims=True) * largest_k
         spread = v_2 - 2 * out * v_1 + out**2 * weight_2
-        out_floor = np.sqrt(score**2 * spread + unit**2 * v_2)
+        # Two float16 parts hold 22 bits of a number, and its sign.
+        unit_v = 2 * unit_32 if tensor_cores and dtype == "float32" else unit
+        out_floor = np.sqrt(score**2 * spread + unit_v**2 * v_2)
         cut_off = np.zeros_like(lse)
         if tensor_cores:
             steps = math.ceil(q.shape[3] / 16)
@@ -216,8 +218,10 @@ def expect(
 
 
 def _luck(x: np.ndarray) -> float:
-    """One number alone may well be at three times its standard deviation."""
-    return 3 if x.size < FEW else 1
+    """One number alone may well be at three times its standard deviation; so may many that are the
+    same, such as all rows under scale=0.
+    """
+    return 3 if np.unique(x).size < FEW else 1
 
 
 def _relative(bound: np.ndarray, to: np.ndarray) -> float:

@@ -435,9 +435,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
   // Tiles of one mode in a row, so that the loop over the plain ones has the registers for itself.
   int visit = 0, stage = 0;
-  const auto next_tile = [&](auto mode) {
+  const auto await_tile = [] {  // warps meet here, whatever their modes
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
+  };
+  const auto next_tile = [&](auto mode) {
+    await_tile();
     start_tile(visit + kStages - 1, stage == 0 ? kStages - 1 : stage - 1, mode);
   };
   const auto mode_of = [&](const TileHead& head) {
