@@ -1,8 +1,11 @@
 // The one place that decides which kernel runs a call, and why another can't.
 #include "core/choose.h"
 
+#include <algorithm>
 #include <limits>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "core/auto_rules.h"
 #include "core/registry.h"
@@ -171,17 +174,22 @@ const Kernel& follow_redirect(const Kernel& kernel, const ForwardParams& p) {
   return *find_kernel_for(kernel.backend, kernel.redirect);
 }
 
-std::string takers(const ForwardParams& p, const Target& target) {
+// Which of the candidates take the call.
+std::vector<std::string> takers(std::span<const Kernel* const> candidates, const ForwardParams& p,
+                                const Target& target) {
   std::vector<std::string> names;
-  for (const Kernel* kernel : kernels()) {
+  for (const Kernel* kernel : candidates) {
     if (kernel->backend == target.backend && refusals(*kernel, p, target).empty()) {
       names.push_back(quoted(kernel->name));
     }
   }
-  if (names.empty()) {
-    return "no kernel of the " + std::string(to_string(target.backend)) + " backend takes it";
-  }
-  return "kernels that take it: " + join(names, ", ");
+  return names;
+}
+
+std::vector<std::string> quoted_names(std::span<const Kernel* const> named) {
+  std::vector<std::string> names;
+  for (const Kernel* kernel : named) names.push_back(quoted(kernel->name));
+  return names;
 }
 
 // Throws: why there is no kernel of that name for arrays of that backend.
@@ -192,8 +200,8 @@ std::string takers(const ForwardParams& p, const Target& target) {
                                           " backend, these are on " +
                                           std::string(to_string(backend)));
   }
-  std::vector<std::string> known = {"'auto'"};
-  for (const Kernel* each : kernels()) known.push_back(quoted(each->name));
+  std::vector<std::string> known = quoted_names(kernels());
+  known.insert(known.begin(), "'auto'");
   for (const std::string_view cuda_name : core::cuda_kernel_names()) {
     if (cuda_name == name) {
       throw ArgumentError(Kind::kUnsupported,
@@ -212,18 +220,36 @@ std::string takers(const ForwardParams& p, const Target& target) {
       Kind::kValue, "kernel: unknown kernel " + quoted(name) + "; known are " + join(known, ", "));
 }
 
+// `kernel` or its redirect. Where that does not take the call, `offer` names those that do.
+template <class Offer>
+const Kernel& take(const Kernel& kernel, const ForwardParams& p, const Target& target,
+                   const Offer& offer) {
+  const Kernel& runner = follow_redirect(kernel, p);
+  const std::vector<std::string> reasons = refusals(runner, p, target);
+  if (reasons.empty()) return runner;
+  const std::string via =
+      &runner == &kernel ? "" : " (to which " + quoted(kernel.name) + " redirects)";
+  const std::vector<std::string> names = offer();
+  throw ArgumentError(
+      Kind::kUnsupported,
+      "kernel " + quoted(runner.name) + via + " does not take " + join(reasons, "; ") + "; " +
+          (names.empty()
+               ? "no kernel of the " + std::string(to_string(target.backend)) + " backend takes it"
+               : "kernels that take it: " + join(names, ", ")));
+}
+
 const Kernel& choose_named(const ForwardParams& p, const Target& target, std::string_view name) {
   const Kernel* kernel = find_kernel_for(target.backend, name);
   if (kernel == nullptr) refuse_name(name, target.backend);
-  const Kernel& runner = follow_redirect(*kernel, p);
-  const std::vector<std::string> reasons = refusals(runner, p, target);
-  if (!reasons.empty()) {
-    const std::string via = &runner == kernel ? "" : " (to which " + quoted(name) + " redirects)";
-    throw ArgumentError(Kind::kUnsupported, "kernel " + quoted(runner.name) + via +
-                                                " does not take " + join(reasons, "; ") + "; " +
-                                                takers(p, target));
-  }
-  return runner;
+  return take(*kernel, p, target, [&] {
+    std::vector<std::string> names = takers(kernels(), p, target);
+    if (std::ranges::count(emulated_kernels(), kernel) != 0) {
+      // Who asks for a rung may want another one, and not the CPU kernel alone.
+      const std::vector<std::string> rungs = takers(emulated_kernels(), p, target);
+      names.insert(names.end(), rungs.begin(), rungs.end());
+    }
+    return names;
+  });
 }
 
 }  // namespace
@@ -262,6 +288,21 @@ const Kernel* core::choose_auto(std::span<const Kernel* const> candidates,
                        join(refusals(kernel, params, gpu), "; "));
   }
   return nullptr;
+}
+
+const Kernel& core::choose_emulated(const ForwardParams& params, std::string_view name) {
+  core::validate(params);
+  for (const Kernel* kernel : emulated_kernels()) {
+    if (kernel->name != name) continue;
+    const Target host{.backend = Backend::kCpu};
+    return take(*kernel, params, host, [&] { return takers(emulated_kernels(), params, host); });
+  }
+  const bool is_known = name == "auto" || find_kernel(name) != nullptr;
+  throw ArgumentError(Kind::kValue,
+                      "kernel: " +
+                          (is_known ? quoted(name) + " is not a CUDA kernel to emulate; takes "
+                                    : "unknown kernel " + quoted(name) + "; known are ") +
+                          join(quoted_names(emulated_kernels()), ", "));
 }
 
 const Kernel& choose_kernel(const ForwardParams& params, const Target& target,

@@ -2,6 +2,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fastattn/fastattn.h"
@@ -15,5 +16,9 @@ namespace fastattn::core {
 FASTATTN_EXPORT const Kernel* choose_auto(std::span<const Kernel* const> candidates,
                                           const ForwardParams& params, const DeviceInfo* gpu,
                                           std::vector<std::string>* why_not);
+
+// The emulated kernel of that name, or the one that it redirects to. Throws ArgumentError, whose
+// text names emulated kernels alone: the caller has use for no other.
+const Kernel& choose_emulated(const ForwardParams& params, std::string_view name);
 
 }  // namespace fastattn::core

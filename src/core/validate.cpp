@@ -62,7 +62,7 @@ void validate(const ForwardParams& p) {
   if (!heads_fit) {
     wrong_value("heads: the " + std::to_string(p.heads_q) +
                 " query heads are not a multiple of the " + std::to_string(p.heads_kv) +
-                " key/value heads");
+                " key/value heads (takes [batch, heads, length, head_dim])");
   }
   if (!std::isfinite(p.scale)) {
     wrong_value("scale: got " + std::to_string(p.scale) + ", takes a finite number");

@@ -1,10 +1,12 @@
 #include "emulation/emulation.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "core/choose.h"
 #include "core/validate.h"
 #include "emulation/gpu.h"
 #include "emulation/guarded_memory.h"
@@ -148,15 +150,9 @@ void use_gpu(int ordinal) {
 }
 
 Report run_checked(const ForwardParams& p, std::string_view name, std::uint64_t seed) {
-  const Kernel& chosen = choose_kernel(p, {.backend = Backend::kCpu}, name);
-  const Kernel* kernel = nullptr;
-  for (const Pair& pair : pairs()) {
-    if (pair.ordinary.name == chosen.name) kernel = &pair.checked;
-  }
-  if (kernel == nullptr) {
-    throw ArgumentError(ArgumentError::Kind::kValue,
-                        "kernel: '" + std::string(name) + "' is not a CUDA kernel to emulate");
-  }
+  const Kernel& chosen = core::choose_emulated(p, name);
+  const auto pair = std::ranges::find_if(
+      pairs(), [&](const Pair& each) { return each.ordinary.name == chosen.name; });
   CheckedRun run(seed);
   if (core::is_empty(p)) return run.finish();
   const GuardedTensor q(p.q, p.dtype, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim);
@@ -180,7 +176,7 @@ Report run_checked(const ForwardParams& p, std::string_view name, std::uint64_t 
   params.v = v.data();
   params.out = out.data();
   params.lse = p.lse == nullptr ? nullptr : reinterpret_cast<float*>(lse.data());
-  kernel->run(params, nullptr);
+  pair->checked.run(params, nullptr);
   out.copy_out();
   lse.copy_out();
   return run.finish();
