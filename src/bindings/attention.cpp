@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/interrupt.h"
 #include "bindings/native_function.h"
 #include "bindings/tensor.h"
 #include "bindings/without_gil.h"
@@ -540,6 +541,10 @@ nb::object forward(nb::handle q_array, nb::handle k_array, nb::handle v_array, n
   const Device& device = q->tensor.device;
   const Target target{.backend = device.backend, .device = device.ordinal, .stream = launch.stream};
   if (device.backend == Backend::kCpu) {
+#if FASTATTN_HAVE_EMULATION
+    std::optional<Interruptible> interruptible;
+    if (kernel_name != "auto" && kernel_name != "cpu") interruptible.emplace();  // a rung, by name
+#endif
     // The arrays stay alive: the caller's frame and our operands refer to them.
     without_gil([&] { fastattn::forward(params, target, kernel_name); });
   } else {

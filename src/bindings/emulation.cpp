@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/interrupt.h"
 #include "bindings/tensor.h"
 #include "fastattn/fastattn.h"
 
@@ -120,6 +121,7 @@ nb::dict emulate(std::string_view kernel, nb::handle q_array, nb::handle k_array
                              .mask = to_mask(causal, window)};
   emulation::Report report;
   {
+    const Interruptible interruptible;
     const nb::gil_scoped_release released;
     report = emulation::run_checked(params, kernel, seed);
   }

@@ -15,6 +15,11 @@ namespace fastattn::emulation {
 
 class Observer;
 
+// What the calling thread does between two blocks of its launches, ten times a second at most; null:
+// nothing. What it throws ends the launch.
+using Pause = void (*)();
+FASTATTN_EXPORT Pause set_pause(Pause pause);  // returns the one before
+
 struct Finding {
   std::string kind;  // "race", "barrier", "warp", "out of range", "uninitialised", "misaligned"
   std::string message;

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include "cpu/parallel.h"
+#include "emulation/emulation.h"
 #include "emulation/observer.h"
 
 namespace fastattn::emulation {
@@ -353,6 +356,23 @@ void Block::load_matrices(const std::vector<Thread*>& lanes) {
 
 namespace {
 
+thread_local Pause pause_between_blocks = nullptr;
+
+// Calls the pause of the thread that it was made on.
+class Pauses {
+ public:
+  void offer() {
+    if (pause_ == nullptr || Clock::now() < next_) return;
+    pause_();
+    next_ = Clock::now() + std::chrono::milliseconds(100);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Pause pause_ = pause_between_blocks;
+  Clock::time_point next_ = Clock::now() + std::chrono::milliseconds(100);
+};
+
 // One Block per OS thread, all of them taking the next number until none is left.
 void run_parallel(const LaunchShape& shape, const Invocation& invocation, std::int64_t blocks) {
   std::atomic<std::int64_t> next{0};
@@ -360,16 +380,24 @@ void run_parallel(const LaunchShape& shape, const Invocation& invocation, std::i
   cpu::run_on_threads(static_cast<int>(std::min<std::int64_t>(blocks, cpu::max_threads())), [&] {
     if (next.load() >= blocks) return;
     Block block(shape, invocation, nullptr, nullptr);
-    for (std::int64_t number = next++; number < blocks && !failed; number = next++) {
-      const std::string failure = block.run(number);
-      if (failure.empty()) continue;
-      failed = true;
-      throw std::runtime_error("block " + std::to_string(number) + ": " + failure);
+    Pauses pauses;
+    try {
+      for (std::int64_t number = next++; number < blocks && !failed; number = next++) {
+        pauses.offer();
+        const std::string failure = block.run(number);
+        if (failure.empty()) continue;
+        throw std::runtime_error("block " + std::to_string(number) + ": " + failure);
+      }
+    } catch (...) {
+      failed = true;  // the other threads need not go on
+      throw;
     }
   });
 }
 
 }  // namespace
+
+Pause set_pause(Pause pause) { return std::exchange(pause_between_blocks, pause); }
 
 void run_grid(const LaunchShape& shape, const Invocation& invocation) {
   const std::int64_t blocks = static_cast<std::int64_t>(shape.grid.x) * shape.grid.y *
@@ -381,7 +409,9 @@ void run_grid(const LaunchShape& shape, const Invocation& invocation) {
   }
   observer->begin_launch(shape, invocation);
   Block block(shape, invocation, observer, &observer->random());
+  Pauses pauses;
   for (std::int64_t number = 0; number < blocks && !observer->stopped(); ++number) {
+    pauses.offer();
     if (!block.run(number).empty()) observer->stop();
   }
 }

@@ -146,7 +146,8 @@ class Block {
 // The thread that runs on this OS thread; null outside of a kernel.
 Thread* current_thread();
 
-// Runs all blocks. Throws std::runtime_error for a block that can't end.
+// Runs all blocks. Throws std::runtime_error for a block that can't end, and what the calling
+// thread's pause throws.
 void run_grid(const LaunchShape& shape, const Invocation& invocation);
 
 }  // namespace fastattn::emulation
