@@ -125,7 +125,7 @@ FASTATTN_EXPORT std::span<const Kernel* const> kernels();
 FASTATTN_EXPORT const Kernel* find_kernel(std::string_view name);
 
 // The CUDA kernels once more, as this host emulates a GPU: for arrays on the CPU, to step through
-// and to learn from, thousands of times slower than the CPU kernel's way. forward() takes them by
+// and to learn from, tens to hundreds of times slower than the CPU kernel. forward() takes them by
 // name for Backend::kCpu; "auto" never does. Empty in a build without the emulation.
 FASTATTN_EXPORT std::span<const Kernel* const> emulated_kernels();
 
@@ -150,6 +150,10 @@ FASTATTN_EXPORT const Kernel& choose_kernel(const ForwardParams& params, const T
 // out = softmax(scale * q k^T) v, and lse. Returns the kernel that ran. On CUDA the work is
 // enqueued on target.stream and nothing waits for it. A row that sees no key gives out 0 and lse
 // -inf. Throws ArgumentError before anything is enqueued, CudaError where CUDA fails.
+//
+// What `out` and `lse` are written to must be apart from q, k and v and from each other, and each
+// element of them must have memory of its own: inputs are still read while results are written.
+// This is not checked here (Python's forward() checks it): the result would be wrong, silently.
 FASTATTN_EXPORT const Kernel& forward(const ForwardParams& params, const Target& target = {},
                                       std::string_view kernel = "auto");
 
