@@ -7,9 +7,11 @@ NumPy arrays, or the result stands beside the float64 oracle.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -380,6 +382,20 @@ def test_shard_map_over_queries(mesh: Any) -> None:
     )
     result = jax.jit(call)(*put([q], mesh, rows), *put([k, v], mesh, PartitionSpec()))
     np.testing.assert_array_equal(result, expected)
+
+
+def test_the_page_s_mesh() -> None:
+    if len(jax.devices()) < 4:
+        pytest.skip("fewer than four devices")
+    page = (Path(__file__).parent.parent / "docs" / "jax.md").read_text(encoding="utf-8")
+    (code,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.S) if "mesh" in text)
+    names: dict[str, Any] = {"jax": jax, "np": np, "fastattn": fastattn}
+    exec(code, names)
+    shape = (2, 4, 65, 64)
+    arrays = [jnp.asarray(x) for x in draw(shape, shape, shape, seed=0)]  # on no device by choice
+    result = names["attend"](*arrays)
+    assert len(result.sharding.device_set) == 4
+    np.testing.assert_array_equal(result, fastattn.forward(*arrays))
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
