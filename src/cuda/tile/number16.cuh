@@ -55,15 +55,6 @@ struct Number16<DType::kBFloat16> {
   }
 };
 
-// Whether one of two packed numbers is inf or NaN: adding 1 to an exponent of ones carries into the
-// sign's place.
-template <DType kType>
-__device__ __forceinline__ bool any_not_finite(unsigned pair) {
-  constexpr unsigned kMask = Number16<kType>::kExponent * 0x10001U;
-  constexpr unsigned kOne = (Number16<kType>::kExponent & -Number16<kType>::kExponent) * 0x10001U;
-  return (((pair & kMask) + kOne) & 0x80008000U) != 0;
-}
-
 template <DType kType>
 __device__ __forceinline__ unsigned times(unsigned pair, float factor) {
   const float2 x = Number16<kType>::unpack(pair);
@@ -143,18 +134,6 @@ struct TileCopy {
     }
   }
 };
-
-// Whether what this thread has copied to a tile holds an inf or a NaN.
-template <DType kType, class Copy>
-__device__ __forceinline__ bool own_chunks_not_finite(const char* sTile) {
-  bool found = false;
-  Copy::for_own_chunks([&](int offset) {
-    const uint4 u = *reinterpret_cast<const uint4*>(sTile + offset);
-    found = found || any_not_finite<kType>(u.x) || any_not_finite<kType>(u.y) ||
-            any_not_finite<kType>(u.z) || any_not_finite<kType>(u.w);
-  });
-  return found;
-}
 
 // Multiplies what this thread has copied to a tile by `factor`.
 template <DType kType, class Copy>

@@ -138,8 +138,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     q_needs_care = q_needs_care || is_wild || !is_near_1(factor[r]);
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
-      const float low = no_less_than_held(x[i].x * (scale * sign));
-      const float high = no_less_than_held(x[i].y * (scale * sign));
+      const float low = x[i].x * (scale * sign), high = x[i].y * (scale * sign);
       const Parts parts = is_wild ? split_wild(low, high) : split(low, high);
       if constexpr (T::kQInRegisters) {
         rQ[i / 2][0][r / 2][i % 2 * 2 + r % 2] = parts.hi;
@@ -285,7 +284,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     if (!__all_sync(0xffffffffU, is_near)) {
       reference.follow(largest, rO, kWeightEnd);
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) is_behind = is_behind || largest[r] < reference.value[r];
+      for (int r = 0; r < kRows; ++r) {
+        is_behind = is_behind || max_of_lanes<4>(largest[r]) < reference.value[r];
+      }
       is_behind = __any_sync(0xffffffffU, is_behind) != 0;
       if (kIsPlain && is_behind) return false;
     }
@@ -467,7 +468,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   while (visit < tiles.count()) {
     step_while(ModeConstant<Mode::kCareful>{});
     step_while(ModeConstant<Mode::kMasked>{});
-    if (mode_of(sHeads[stage]) == Mode::kPlain) step_while(ModeConstant<Mode::kPlain>{});
+    if (visit < tiles.count() && mode_of(sHeads[stage]) == Mode::kPlain)
+      step_while(ModeConstant<Mode::kPlain>{});
   }
 
   // The one division; a row with no weight at all saw no key.

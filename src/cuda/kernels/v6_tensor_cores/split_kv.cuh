@@ -131,10 +131,6 @@ __device__ __forceinline__ Parts split(float low, float high) {
   const float2 taken = ptx::f16x2_to_f32(hi);
   return {hi, ptx::cvt_rn_f16x2(high - taken.y, low - taken.x)};
 }
-// What is too small for a part becomes the smallest one, so that it stays no 0: times inf it is inf.
-__device__ __forceinline__ float no_less_than_held(float x) {
-  return fabsf(x) < 0x1p-24F && x != 0.0F ? copysignf(0x1p-24F, x) : x;
-}
 __device__ __forceinline__ Parts split_wild(float low, float high) {
   const Parts parts = split(low, high);
   const unsigned keep = (finite_or_zero(low) == low ? 0x0000ffffU : 0U) |
@@ -273,8 +269,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
     Parts parts[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const float low = no_less_than_held(x[i][2 * e] * scale);
-      const float high = no_less_than_held(x[i][2 * e + 1] * scale);
+      const float low = x[i][2 * e] * scale, high = x[i][2 * e + 1] * scale;
       parts[e] = wild ? split_wild(low, high) : split(low, high);
     }
     char* target = hi + Tile::offset(row, c);

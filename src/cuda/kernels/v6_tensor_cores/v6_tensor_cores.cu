@@ -45,7 +45,7 @@ const Kernel v6_tensor_cores = {
     .arithmetic =
         "float16, bfloat16: products on tensor cores, float32 sums, weights rounded to "
         "the dtype; float32: each operand as two float16 parts, three products, sums of "
-        "at most 64 keys",
+        "at most 32 keys",
     .backend = Backend::kCuda,
     .capabilities = {.dtypes = bit(DType::kFloat32) | bit(DType::kFloat16) | bit(DType::kBFloat16),
                      .head_dim_max = 256,
