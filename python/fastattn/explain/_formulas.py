@@ -656,10 +656,10 @@ def _v6_split(head_dim: int) -> Rung:
             ),
             "shuffles": Formula(
                 f"B*H*(ceil(N/Bc)*2*(Bc*P/256*{lanes} + {_SPLIT_WARPS}*10)"
-                " + ceil(M/Br)*Br/8*(2 + 4 + 2))",
+                " + ceil(M/Br)*Br/8*(2 + 6 + 2))",
                 "for the maxima of rows of K or V, and both of a warp; of 8 rows: 2 for that of Q, "
-                "2 for a maximum and 2 for a sum when they get their reference, 2 for the sum at "
-                "the end",
+                "2 for a maximum and 2 for a sum when they get their reference, 2 for whether they "
+                "are far behind it, 2 for the sum at the end",
                 _WHOLE_TILES,
             ),
             "votes": Formula(
