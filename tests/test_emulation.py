@@ -592,6 +592,22 @@ def test_v6_is_clean_where_steps_are_careful(head_dim: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", dtypes("v6"))
+def test_v6_is_clean_where_one_row_of_a_warp_falls_behind(dtype: str) -> None:
+    """Rows of a warp then differ in what they do: one after the first tile, another moves on."""
+    problem = case(32, 160, 64, dtype=dtype)
+    q, k, v = (x.copy() for x in inputs(problem))
+    q[..., [0, 9], :] = 0
+    q[..., 0, 0], q[..., 9, 0] = 20, -20
+    k[..., :64, 0], k[..., 64:, 0] = 4, -4
+    for seed in (0, 1):
+        report = emulation.run(q, k, v, kernel="v6", seed=seed)
+        assert report.findings == ()
+        np.testing.assert_array_equal(fastattn.forward(q, k, v, kernel="v6"), report.out)
+        wanted = testing.reference(q, k, v)[0]
+        assert testing.error(report.out, wanted) < (1e-6 if dtype == "float32" else 1e-2)
+
+
+@pytest.mark.parametrize("dtype", dtypes("v6"))
 @pytest.mark.parametrize("layout", [*helpers.INPUT_LAYOUTS, "row_stride_plus_3"])
 def test_v6_takes_every_layout(layout: str, dtype: str) -> None:
     """Rows that are not aligned to 16 bytes are packed first; nothing past them is touched."""

@@ -19,14 +19,14 @@ struct KeyRange {
   }
 };
 
-// No sum here leaves the range of int, whatever the lengths and the window.
 __host__ __device__ __forceinline__ KeyRange visible_keys(const ForwardParams& p, int row) {
-  const int position = row - p.len_q + p.len_kv;  // of the last key before the window's right part
-  const int left = p.mask.window_left, right = p.mask.causal ? 0 : p.mask.window_right;
-  const bool cuts_left = left >= 0 && position > left;
-  const bool cuts_right = right >= 0 && position < p.len_kv - right - 1;
-  return {cuts_left ? min(position - left, p.len_kv) : 0,
-          cuts_right ? max(position + right + 1, 0) : p.len_kv};
+  const std::int64_t position = static_cast<std::int64_t>(row) + p.len_kv - p.len_q;
+  const int right = p.mask.causal ? 0 : p.mask.window_right;
+  const std::int64_t length = p.len_kv;
+  const std::int64_t begin = p.mask.window_left < 0 ? 0 : position - p.mask.window_left;
+  const std::int64_t end = right < 0 ? length : position + right + 1;
+  return {static_cast<int>(min(max(begin, std::int64_t{0}), length)),
+          static_cast<int>(min(max(end, std::int64_t{0}), length))};
 }
 
 // Tiles of `block` keys, for rows from one to another: those between `first` and `end` hold a key

@@ -173,9 +173,13 @@ __device__ __forceinline__ void write_rows16(const char* sTile, int tile_row,
   }
 #pragma unroll 1
   for (int i = 0; i < min(kRows, rows); i += kRowStep) {
+    if (is_aligned && columns == 8) {
+      *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source(i));
+    } else {
 #pragma unroll 1
-    for (int e = 0; e < columns; ++e) {
-      target[e] = reinterpret_cast<const std::uint16_t*>(source(i))[e];
+      for (int e = 0; e < columns; ++e) {
+        target[e] = reinterpret_cast<const std::uint16_t*>(source(i))[e];
+      }
     }
     target += kRowStep * p.out_stride.row;
   }

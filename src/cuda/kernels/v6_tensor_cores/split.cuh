@@ -285,7 +285,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       reference.follow(largest, rO, kWeightEnd);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        is_behind = is_behind || max_of_lanes<4>(largest[r]) < reference.value[r];
+        const float row_largest = max_of_lanes<4>(largest[r]);
+        is_behind = is_behind || row_largest < reference.value[r];
       }
       is_behind = __any_sync(0xffffffffU, is_behind) != 0;
       if (kIsPlain && is_behind) return false;
