@@ -718,6 +718,21 @@ def test_gpu_check_counts_a_skipped_gpu_test_as_a_failure(
     assert gpu_check.read_junit(junit, lambda _: False, gpu_check.ALLOWED_SKIPS)[1] == []
 
 
+def test_gpu_check_writes_its_record_without_the_package(
+    gpu_check: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It installs the package elsewhere, so its own interpreter does not have it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fastattn"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    out = tmp_path / "record.json"
+    done = gpu_check.Outcome("ctest", True, 1.25, "", {"passed": 3})
+    gpu_check.write_record(out, [done], {"meta": {"gpu": "GPU"}, "rows": [{"us": 1}]}, {}, False)
+    record = json.loads(out.read_text())
+    assert record["rows"] == [{"us": 1}]
+    assert record["meta"]["checks"]["steps"] == {"ctest": {"ok": True, "seconds": 1.2, "passed": 3}}
+    assert len(gpu_check.load_part("_machine").source_hash(ROOT)) == 64
+
+
 def test_gpu_check_reads_ctest_skips(gpu_check: ModuleType, tmp_path: Path) -> None:
     junit = tmp_path / "ctest.xml"
     junit.write_text(

@@ -349,6 +349,9 @@ def test_the_whole_suite_end_to_end(capsys: pytest.CaptureFixture[str], tmp_path
         assert table.rows, name
         assert all(len(cells) == len(table.head) == len(table.align) for cells in table.rows)
     assert "Test GPU" in _forward_report.caption(record)
+    suites = record["meta"]["suites"] | {"forward-grid": {"date": "2030-01-02T03:04:05+00:00"}}
+    later = record | {"meta": record["meta"] | {"suites": suites}}
+    assert "forward-grid is of a later run, 2030-01-02 03:04" in _forward_report.caption(later)
     assert re.search(r"^forward-small: [\d.]+ s", text, re.MULTILINE)
     assert "v6" not in text  # a goal whose kernel has no row is no line
 

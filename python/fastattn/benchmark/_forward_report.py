@@ -335,10 +335,15 @@ def caption(record: Record) -> str:
     clocks = [part["sm_clock_mhz"] for part in meta["suites"].values() if "sm_clock_mhz" in part]
     clock = f", SM clock {min(clocks):.0f} MHz or more, medians by part" if clocks else ""
     ceilings = ", ".join(f"{name} {c['tflops']:.1f}" for name, c in meta["ceilings"].items())
+    later = "".join(
+        f" {name} is of a later run, {part['date'][:16].replace('T', ' ')} UTC, of newer sources."
+        for name, part in meta["suites"].items()
+        if "date" in part
+    )
     return (
         f"{meta['gpu']} (driver {meta['driver']}, CUDA {meta['cuda']}, torch {meta['torch']}"
-        f"{clock}), {meta['date'][:10]}. Matrix products of 8192^3 in the same run, TFLOP/s: "
-        f"{ceilings}."
+        f"{clock}), {meta['date'][:16].replace('T', ' ')} UTC. Matrix products of 8192^3 in the "
+        f"same run, TFLOP/s: {ceilings}.{later}"
     )
 
 

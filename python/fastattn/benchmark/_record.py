@@ -6,9 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastattn._console import Console
+if TYPE_CHECKING:  # scripts/gpu_check loads this file without the package
+    from fastattn._console import Console
 
 BEGIN = "<!-- ladder:begin -->"
 END = "<!-- ladder:end -->"
