@@ -262,6 +262,11 @@ def tflops(impl: str) -> float:
     return PRIMARY.flop / us(impl) * 1e-6
 
 
+def error(name: str) -> str:
+    """The benchmark's error at the primary shape."""
+    return f"{benchmark_row(name)['error']:.1e}"
+
+
 def old_us(impl: str) -> float:
     """Microseconds published for an RTX 4080."""
     return float(published()["us"][impl])
@@ -549,6 +554,7 @@ NAMES: dict[str, Any] = {
     "rung": rung,
     "us": us,
     "tflops": tflops,
+    "error": error,
     "old_us": old_us,
     "clock": clock,
     "count": count,
