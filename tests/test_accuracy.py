@@ -205,3 +205,30 @@ def test_an_infinite_value_under_a_tiny_weight(dtype, runner):
         v[:, :, 7, 3], v[:, :, 69, 4] = np.inf, -np.inf
         problems[f"e^-{gap}"] = q, k, v
     check_each(runner, problems, dtype=dtype)
+
+
+@each_kernel()
+def test_a_hidden_value_beside_a_key_of_weight_but_no_value(dtype, runner):
+    """Rows that don't see the NaN or inf of a tile keep their digits beside such a sink."""
+    problems = {}
+    for gap in (8, 12) if dtype == "float16" else (8, 16, 24):
+        for bad in (np.nan, np.inf):
+            q, k, v = sink(gap, 64, 64, v_size=0)
+            v[:, :, 31] = bad
+            problems[f"gap {gap}, v of {bad}"] = q, k, v
+    check_each(runner, problems, dtype=dtype, causal=True)
+
+
+@each_kernel(("float32",))
+@pytest.mark.parametrize(("gap", "size"), [(100, 2.0**-24), (110, 2.0**-12), (120, 1.0)])
+def test_an_output_of_weights_far_below_one(dtype, runner, gap, size):
+    """All weight but 2^-gap is on keys with no value; what is left is a float."""
+    q, k, v = randn(16, 64)
+    q[:], k[:] = 0, 0
+    q[..., 0], k[:, :, :32, 0] = 1, -1000
+    k[:, :, 0, 0] = gap * math.log(2)
+    v[:, :, :32], v[:, :, 32:] = 0, v[:, :, 32:] * np.float32(size)
+    out, _ = runner.run(q, k, v, dtype=dtype, scale=1.0)
+    wanted = testing.reference(q, k, v, scale=1.0)[0]
+    # One rounding of a score of this size is a relative error of a weight.
+    assert testing.error(out, wanted) < 2 * gap * math.log(2) * 2.0**-24

@@ -343,8 +343,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
             float& s = rS[r / 2][n][2 * (r % 2) + e];
             const float of_v = v_factor_of(8 * n + e);
             const float product = times_power_of_2(s, exponent_of(of_v) + shift[r]);
-            // Above 0 it stays above 0: times inf it is inf.
-            s = s > 0.0F && of_v > 0.0F ? fmaxf(product, 0x1p-24F) : s * of_v;
+            // Above 0 it stays above 0, where it may meet an inf.
+            const float least = head.v_kind == TileKind::kWild ? 0x1p-24F : 0.0F;
+            s = s > 0.0F && of_v > 0.0F ? fmaxf(product, least) : s * of_v;
           }
         }
       }
@@ -411,7 +412,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
             const int r = 2 * m + e % 4 / 2;
             const float x = sum[m][e / 4][e % 4];
             o = kCareful ? o + times_power_of_2(x, kWeightUnitExponent - shift[r])
-                         : __fmaf_rn(x, v_factor * power_of_2(-shift[r]), o);
+                         : __fmaf_rn(x * power_of_2(-shift[r]), v_factor, o);
           }
         }
       }

@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   float x[kPasses][8];
   float row_max[kPasses];
   float largest = 0.0F, smallest = INFINITY;
+  bool row_wild[kPasses];  // of this thread's part
   bool wild = false, has_zeros = false;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
@@ -217,7 +218,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
       row_max[i] = fmaxf(row_max[i], fabsf(x[i][e]));
       nan_if_wild = fmaf(x[i][e], 0.0F, nan_if_wild);
     }
-    if (nan_if_wild != 0.0F) {
+    row_wild[i] = nan_if_wild != 0.0F;
+    if (row_wild[i]) {
       wild = true;
       row_max[i] = 0.0F;
 #pragma unroll
@@ -260,12 +262,13 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int row = r + i * kRowStep;
+    const bool has_inf = wild && max_of_lanes<Tile::kChunks>(row_wild[i] ? 1.0F : 0.0F) != 0.0F;
     if (row >= kBlockKV) continue;
     // A row of zeros has no say in the scale of the weights; one of zeros and inf has the least.
     const bool is_zero = row_max[i] == 0.0F;
     const float scale =
         has_own_factors ? scale_of(is_zero ? fminf(smallest, largest) : row_max[i]) : tile_scale;
-    if (c == 0) factors[row] = is_v && is_zero && !wild ? 0.0F : inverse_of(scale);
+    if (c == 0) factors[row] = is_v && is_zero && !has_inf ? 0.0F : inverse_of(scale);
     Parts parts[4];
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
