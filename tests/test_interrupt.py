@@ -17,10 +17,11 @@ pytestmark = pytest.mark.skipif(
 
 # Hours of work, in blocks of a second or less.
 PROGRAM = """
-import sys, threading
+import signal, sys, threading
 import numpy as np, fastattn
 from fastattn import emulation
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 x = np.ones((16, 256, 512, 64), np.float32)
 small = np.ones((1, 1, 64, 64), np.float32)
 threading.Timer(0.5, lambda: print("under way", flush=True)).start()
