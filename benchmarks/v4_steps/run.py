@@ -367,13 +367,7 @@ def measure(console: Console, args: argparse.Namespace, texts: Sequence[str]) ->
 
 def write_page(console: Console, args: argparse.Namespace) -> int:
     """Puts a record's table into a page."""
-
-    def write(record: _record.Record) -> int:
-        changed = step_record.write(args.write, record)
-        console.line(f"{args.write}: {'written' if changed else 'up to date'}")
-        return 0
-
-    return _record.with_record(console, args.record, write)
+    return _record.show_in_page(console, args.record, args.write, step_record.write)
 
 
 def mend(console: Console, args: argparse.Namespace) -> int:

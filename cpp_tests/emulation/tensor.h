@@ -10,8 +10,8 @@ struct TensorKernels {
   void (*load)(const unsigned* rows, unsigned* output, int stride, bool transposed);
   // a [lane][4], b [lane][2], d [lane][4], which becomes a b + d, or a b.
   void (*multiply)(Product product, const unsigned* a, const unsigned* b, float* d);
-  // a [steps][lane][4], b [steps][lane][2] of f16 -> a b summed over all steps [lane][4], and the
-  // same with V6's factor for what such sums cut off.
+  // a [steps][lane][4], b [steps][lane][2] of f16 -> a b summed over all steps [lane][4], in one
+  // sum and in sums of `run` steps.
   void (*score)(int steps, int run, const unsigned* a, const unsigned* b, float* whole,
                 float* in_runs);
   // 32 pairs, low before high -> [f16, bf16][32] as pairs, and back to [f16, bf16][64].

@@ -362,12 +362,7 @@ def _run_named_suite(
 
 
 def _write_readme(console: Console, args: argparse.Namespace) -> int:
-    def write(record: _record.Record) -> int:
-        changed = _record.write_readme(args.write_readme, record)
-        console.line(f"{args.write_readme}: {'written' if changed else 'up to date'}")
-        return 0
-
-    return _record.with_record(console, args.record, write)
+    return _record.show_in_page(console, args.record, args.write_readme, _record.write_readme)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -65,6 +65,23 @@ def with_record(console: Console, path: Path | str, use: Callable[[Record], int]
     return 2
 
 
+def show_in_page(
+    console: Console, record: Path | str, page: Path, write: Callable[[Path, Record], bool]
+) -> int:
+    """Has ``write`` put a record into a page, and says whether that changed it.
+
+    Returns
+    -------
+    The exit status, as of :func:`with_record`.
+    """
+
+    def use(loaded: Record) -> int:
+        console.line(f"{page}: {'written' if write(page, loaded) else 'up to date'}")
+        return 0
+
+    return with_record(console, record, use)
+
+
 def prepare_record(path: Path) -> None:
     """Makes the folder of a record and sees that the file can be written, before all the work.
 

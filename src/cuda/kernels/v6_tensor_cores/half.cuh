@@ -320,13 +320,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
   };
 
-  const auto visit_tiles = [&] {
+  for (;;) {
     int visit = 0;
     for (; visit < tiles.masked(); ++visit) step(visit, std::true_type{});
     for (; visit < tiles.count(); ++visit) step(visit, std::false_type{});
-  };
-  for (;;) {
-    visit_tiles();
     // 0 times NaN is NaN: an inf or NaN that the mask hides may be in O now. Then once more, with care.
     if (row_by_row || tiles.masked() == 0) break;
     float nan_if_any = 0.0F;

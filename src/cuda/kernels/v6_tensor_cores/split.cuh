@@ -273,10 +273,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
       largest[r] = largest_of_row(rS, r);
     }
+    // From 0 to the end: as integers, floats with a sign are beyond.
     bool is_near = reference.all_set;
 #pragma unroll
-    for (int r = 0; r < kRows;
-         ++r) {  // from 0 to the end: as integers, those with a sign are beyond
+    for (int r = 0; r < kRows; ++r) {
       const float ahead = largest[r] - reference.value[r];
       is_near = is_near && __float_as_uint(ahead) <= __float_as_uint(kWeightEnd);
     }
