@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -208,6 +209,22 @@ def mma_tiles() -> str:
     head = ["dtypes", "D and Dv to", f"query rows{TIMES}keys", "threads", "rows a warp", "Q is in"]
     head += ["shared memory, bytes", "blocks an SM that it leaves room for, H200"]
     return markdown(head, rows, "<>>>><>>")
+
+
+def registers() -> str:
+    """What ptxas made of each kernel, by the record of the GPU."""
+    ptxas = benchmark_record()["meta"]["checks"].get("ptxas")
+    if ptxas is None:
+        raise MissingRecordError("the record has no registers: scripts/gpu_check writes them")
+    rows = []
+    for line in ptxas:
+        match = re.fullmatch(r"(\S+)\.cu (\w+) (.+): (\d+) registers, (\d+) bytes spilled.*", line)
+        assert match is not None, line
+        file, arch, kernel, count, spilled = match.groups()
+        kernel = re.sub(r"^v6::\w+::(\w+).*", r"\1", kernel)  # the file tells which instance
+        rows.append([f"`{file}`", f"`{kernel}`", arch.removeprefix("sm_"), count, spilled])
+    head = ["source", "kernel", "compiled for", "registers a thread", "bytes spilled"]
+    return markdown(head, rows, "<<>>>")
 
 
 def count(name: str, field: str) -> int:
@@ -591,6 +608,7 @@ TABLES: dict[str, Callable[..., str]] = {
         shared,
         counts,
         mma_tiles,
+        registers,
         counters,
         counted,
         times,

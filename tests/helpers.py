@@ -518,6 +518,8 @@ LAYOUTS: dict[str, Layout] = {
     "heads_last": heads_last,
     "row_stride_plus_1": _padded(1),
     "row_stride_plus_2": _padded(2),
+    # Rows of 33 then start at multiples of 16 bytes, and don't end there.
+    "row_stride_plus_7": _padded(7),
     "row_stride_plus_16": _padded(16),
     "offset_1": _offset(1),
     "offset_2": _offset(2),

@@ -733,6 +733,23 @@ def test_gpu_check_writes_its_record_without_the_package(
     assert len(gpu_check.load_part("_machine").source_hash(ROOT)) == 64
 
 
+def test_gpu_check_reads_registers_and_spills(gpu_check: ModuleType, tmp_path: Path) -> None:
+    log = """
+  ptxas v5.cu sm_90a tiles<9, true>: 4 registers, 0 bytes spilled
+  ptxas v5.cu sm_90a tiles<0, true>: 255 registers, 8 bytes spilled, 8 bytes of stack
+  [3/9] Building CUDA object v4.cu.o
+ptxas v4.cu sm_90a rows: 80 registers, 0 bytes spilled
+"""
+    ptxas = gpu_check.read_ptxas(log)
+    assert ptxas == [
+        "v4.cu sm_90a rows: 80 registers, 0 bytes spilled",
+        "v5.cu sm_90a tiles<0, true>: 255 registers, 8 bytes spilled, 8 bytes of stack",
+    ]
+    out = tmp_path / "record.json"
+    gpu_check.write_record(out, [], {"meta": {}, "rows": []}, {}, False, ptxas)
+    assert json.loads(out.read_text())["meta"]["checks"]["ptxas"] == ptxas
+
+
 def test_gpu_check_reads_ctest_skips(gpu_check: ModuleType, tmp_path: Path) -> None:
     junit = tmp_path / "ctest.xml"
     junit.write_text(

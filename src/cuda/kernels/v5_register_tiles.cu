@@ -10,10 +10,9 @@
 //                 .. 4 x + 3 and those 4 X further on.
 // Limit now       Two warps a scheduler are all that the registers hold, and one of six instructions
 //                 is no multiply-add; register banks cost the multiply-adds themselves some turns.
-// Measured        1.26 ms, 40.8 TFLOP/s, error 3.5e-7 (H200, B=4, H=12, M=N=2048, D=64)
+// Measured        1.24 ms, 41.6 TFLOP/s, error 3.5e-7 (H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v5.md
-// spills allowed: a few values that are read once a tile of keys. With fewer unrolled steps nothing
-// is spilled, and the kernel reaches 39.1 instead of 40.5 TFLOP/s (H200, the same call).
+// spills allowed: at most 23 registers, of values that are read once a tile of keys.
 #include <cmath>
 #include <cstdint>
 #include <type_traits>
@@ -139,21 +138,22 @@ __global__ void __launch_bounds__(kShapes[kShape].threads, 256 / kShapes[kShape]
   const auto step = [&](int kv_start, auto is_masked) {
     constexpr bool kMasked = decltype(is_masked)::value;
 
-    // S = Q K^T. For Dv = 128 the exclusive or takes 559 instructions, not 580 (nvcc 13.0, 9.0).
-    constexpr bool kXor = kHeadDimV == 128;
+    // S = Q K^T. A step loads all before it multiplies: so nvcc 13.0 spills least.
     float rS[kTile][kKeys] = {};
     for (int part = 0; part < k_pieces; ++part) {
       const float* sK = next_piece();
+      const float* sQPart = sQ + part * kBlockQ * kDepthK;
 #pragma unroll 2
       for (int c = 0; c < kDepthK / 4; ++c) {
-        float4 k[kKeys];
+        float4 q[kTile], k[kKeys];
 #pragma unroll
-        for (int j = 0; j < kKeys; ++j) k[j] = chunk_at<kDepthK, kXor>(sK, 0, x, x % 8, kX * j, c);
+        for (int i = 0; i < kTile; ++i) q[i] = chunk_at<kDepthK>(sQPart, first_row, y, kY * i, c);
+#pragma unroll
+        for (int j = 0; j < kKeys; ++j) k[j] = chunk_at<kDepthK>(sK, x, x % 8, kX * j, c);
 #pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const float4 q = chunk_at<kDepthK, kXor>(sQ, part * kBlockQ, first_row, y, kY * i, c);
 #pragma unroll
-          for (int j = 0; j < kKeys; ++j) rS[i][j] = dot4(q, k[j], rS[i][j]);
+          for (int j = 0; j < kKeys; ++j) rS[i][j] = dot4(q[i], k[j], rS[i][j]);
         }
       }
     }
@@ -190,30 +190,30 @@ __global__ void __launch_bounds__(kShapes[kShape].threads, 256 / kShapes[kShape]
     }
     __syncwarp();  // P is the warp's own
 
-    // O = rescale O + P V. The tile is summed by itself first.
+    // O = rescale O + P V, the tile summed by itself first. Columns to and fro: for register banks, 1%.
     float rPV[kTile][kTile] = {};
     for (int part = 0; part < kVPieces; ++part) {
       const float* sV = next_piece() + 4 * x;
 #pragma unroll 2
       for (int c = 0; c < kDepthV / 4; ++c) {
-        float4 v[4][2];
+        float v[4][kTile], w[kTile][4];
+        const int place = 4 * ((part * kDepthV / 4 + c) ^ (kX / 4 * y));
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          v[e][0] = load4(sV + (4 * c + e) * kHeadDimV);
-          v[e][1] = load4(sV + (4 * c + e) * kHeadDimV + 4 * kX);
+          load4(v[e], sV + (4 * c + e) * kHeadDimV);
+          load4(v[e] + 4, sV + (4 * c + e) * kHeadDimV + 4 * kX);
         }
 #pragma unroll
+        for (int i = 0; i < kTile; ++i) load4(w[i], sP + (first_row + kY * i) * kBlockKV + place);
+#pragma unroll
         for (int i = 0; i < kTile; ++i) {
-          const int chunk = (part * kDepthV / 4 + c) ^ (kX / 4 * y);
-          const float4 w = load4(sP + (first_row + kY * i) * kBlockKV + 4 * chunk);
-          const float weight[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
-            const bool hidden = kMasked && signbit(weight[e]);
+            const float weight = w[i][e];
 #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-              const float4 u = hidden ? make_float4(0.0F, 0.0F, 0.0F, 0.0F) : v[e][h];
-              add_scaled4(rPV[i] + 4 * h, weight[e], u);
+            for (int n = 0; n < kTile; ++n) {
+              const int j = (i + e) % 2 == 0 ? n : kTile - 1 - n;
+              rPV[i][j] += weight * (kMasked && signbit(weight) ? 0.0F : v[e][j]);
             }
           }
         }

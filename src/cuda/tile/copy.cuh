@@ -29,7 +29,7 @@ __device__ __forceinline__ HeadView<T> head_view(const void* data, const Strides
 
 // Starts copying [kRows, kColumns] from (row, column) on; what lies outside of the tensor becomes 0.
 // kSwizzled: chunk c (16 bytes) of row r goes to place c ^ (r % 8), so that eight lanes that read
-// one chunk of eight rows meet no bank twice. kAligned: every row starts at a multiple of 16 bytes.
+// one chunk of eight rows meet no bank twice. kAligned: rows start and end at multiples of 16 bytes.
 template <int kRows, int kColumns, int kThreads, bool kAligned, bool kSwizzled>
 __device__ __forceinline__ void copy_tile(float* sTile, const HeadView<float>& g, int row,
                                           int column) {
@@ -39,52 +39,49 @@ __device__ __forceinline__ void copy_tile(float* sTile, const HeadView<float>& g
   const int r = static_cast<int>(threadIdx.x) / kChunks;
   const int c = static_cast<int>(threadIdx.x) % kChunks;
   const bool has_all_rows = row + kRows <= g.length;
-  const int floats = min(max(g.dim - column - 4 * c, 0), 4);
+  const int floats = g.dim - column - 4 * c;
   const float* source = g.data + (row + r) * g.row_stride + column + 4 * c;
   float* target = sTile + r * kColumns + 4 * (kSwizzled ? c ^ (r % 8) : c);
 #pragma unroll
   for (int first = 0; first < kRows; first += kRowStep) {
-    const int valid = has_all_rows || row + r + first < g.length ? floats : 0;
+    const bool has_row = has_all_rows || row + r + first < g.length;
     if constexpr (kAligned) {
-      ptx::cp_async<16>(target + first * kColumns, source, 4 * valid);
+      ptx::cp_async<16>(target + first * kColumns, source, has_row && floats > 0);
     } else {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        ptx::cp_async<4>(target + first * kColumns + e, source + e, e < valid ? 4 : 0);
+        ptx::cp_async<4>(target + first * kColumns + e, source + e, has_row && e < floats);
       }
     }
     source += kRowStep * g.row_stride;
   }
 }
 
-// Chunk c of row `row` + `further` of a tile that begins at row `start`, swizzled. `swizzle` is
-// row % 8; `further` is known at compile time and has none of its bits. kIntoAddress: c is set into
-// the address of the row by one exclusive or, where else a chunk's place is added to it. Which
-// takes fewer instructions depends on the kernel, so count them.
-template <int kColumns, bool kIntoAddress>
-__device__ __forceinline__ float4 chunk_at(const float* sTiles, int start, int row, int swizzle,
-                                           int further, int c) {
+// Chunk c of row `row` + `further` of a swizzled tile. `swizzle` is row % 8; `further` is known at
+// compile time and has none of its bits. One exclusive or sets the place of c into the row's address.
+template <int kColumns>
+__device__ __forceinline__ float4 chunk_at(const float* sTile, int row, int swizzle, int further,
+                                           int c) {
   static_assert(kColumns % 32 == 0);
   const int change = further % 8;
-  if constexpr (kIntoAddress) {
-    const unsigned byte = (4 * row * kColumns + 16 * swizzle) ^ 16 * c ^ 16 * change;
-    const char* sTile = reinterpret_cast<const char*>(sTiles + start * kColumns);
-    return load4(reinterpret_cast<const float*>(sTile + byte) + further * kColumns);
-  }
-  return load4(sTiles + (start + row) * kColumns + further * kColumns + 4 * (c ^ swizzle ^ change));
+  const unsigned byte = (4 * row * kColumns + 16 * swizzle) ^ 16 * c ^ 16 * change;
+  return load4(reinterpret_cast<const float*>(reinterpret_cast<const char*>(sTile) + byte) +
+               further * kColumns);
 }
 
-// Whether every row of a tensor of T starts at a multiple of 16 bytes.
+// Whether every row of a tensor of T starts and ends at a multiple of 16 bytes.
 template <class T = float>
-bool rows_are_aligned(const void* data, const Strides& stride) {
+bool rows_are_aligned(const void* data, const Strides& stride, int dim) {
   constexpr int kElements = 16 / sizeof(T);
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride.batch % kElements == 0 &&
-         stride.head % kElements == 0 && stride.row % kElements == 0;
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && dim % kElements == 0 &&
+         stride.batch % kElements == 0 && stride.head % kElements == 0 &&
+         stride.row % kElements == 0;
 }
 
 inline bool inputs_are_aligned(const ForwardParams& p) {
-  return rows_are_aligned(p.q, p.q_stride) && rows_are_aligned(p.k, p.k_stride) &&
-         rows_are_aligned(p.v, p.v_stride);
+  return rows_are_aligned(p.q, p.q_stride, p.head_dim) &&
+         rows_are_aligned(p.k, p.k_stride, p.head_dim) &&
+         rows_are_aligned(p.v, p.v_stride, p.head_dim_v);
 }
 
 }  // namespace fastattn::cuda

@@ -9,6 +9,14 @@ __device__ __forceinline__ float4 load4(const float* address) {
   return *reinterpret_cast<const float4*>(address);
 }
 
+__device__ __forceinline__ void load4(float* values, const float* address) {
+  const float4 x = load4(address);
+  values[0] = x.x;
+  values[1] = x.y;
+  values[2] = x.z;
+  values[3] = x.w;
+}
+
 // sum + a b.
 __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   sum += a.x * b.x;
@@ -16,14 +24,6 @@ __device__ __forceinline__ float dot4(float4 a, float4 b, float sum) {
   sum += a.z * b.z;
   sum += a.w * b.w;
   return sum;
-}
-
-// sum[0 .. 3] += factor * values.
-__device__ __forceinline__ void add_scaled4(float* sum, float factor, float4 values) {
-  sum[0] += factor * values.x;
-  sum[1] += factor * values.y;
-  sum[2] += factor * values.z;
-  sum[3] += factor * values.w;
 }
 
 // Over kLanes neighbouring lanes, a power of 2; all of them get the result.

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const auto read_q = [&](unsigned (&a)[kRowTiles][4], int kk) {
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        ptx::ldmatrix_x4(a[m], sQ + (q_at ^ (32 * kk)) + m * 16 * Tile::kRowBytes);
+        ptx::ldmatrix_x4(a[m], sQ + Tile::advance(q_at, 2 * kk) + m * 16 * Tile::kRowBytes);
       }
     };
     if constexpr (T::kQInRegisters) {
@@ -204,7 +204,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       if constexpr (!T::kQInRegisters) read_q(rQ[kk % 2], kk);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
-        ptx::ldmatrix_x4(rK[kk % 2][n / 2], sQ + (k_at ^ (32 * kk)) + n * 8 * Tile::kRowBytes);
+        ptx::ldmatrix_x4(rK[kk % 2][n / 2],
+                         sQ + Tile::advance(k_at, 2 * kk) + n * 8 * Tile::kRowBytes);
       }
     };
     read_qk(0);
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     constexpr int kAhead = 2;
     unsigned rV[kAhead + 1][4];
     const auto read_v = [&](int i) {
-      ptx::ldmatrix_x4_trans(rV[i % (kAhead + 1)], sQ + (v_at ^ (i % kColumnPairs * 32)) +
+      ptx::ldmatrix_x4_trans(rV[i % (kAhead + 1)], sQ + Tile::advance(v_at, i % kColumnPairs * 2) +
                                                        i / kColumnPairs * 16 * Tile::kRowBytes);
     };
     if (!kMasked || !row_by_row) {
@@ -300,7 +301,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
             for (int kk = 0; kk < kBlockKV / 16; ++kk) {
               unsigned b[4];
-              ptx::ldmatrix_x4_trans(b, sV + (v_offset ^ (16 * n)) + kk * 16 * Tile::kRowBytes);
+              ptx::ldmatrix_x4_trans(b,
+                                     sV + Tile::advance(v_offset, n) + kk * 16 * Tile::kRowBytes);
 #pragma unroll
               for (int e = 0; e < 4; ++e) {
                 const int key = 16 * kk + e % 2 * 8;

@@ -1,5 +1,5 @@
-// Copies of tensors of 16-bit numbers whose rows don't start at multiples of 16 bytes: the kernel
-// copies 16 bytes at a time.
+// Copies of tensors of 16-bit numbers whose rows don't start and end at multiples of 16 bytes: the
+// kernel copies 16 bytes at a time.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,7 +41,7 @@ static __global__ void __launch_bounds__(kPackThreads)
 
 inline std::size_t packed_bytes(const void* data, const Strides& stride, int batch, int heads,
                                 int length, int dim) {
-  if (rows_are_aligned<std::uint16_t>(data, stride)) return 0;
+  if (rows_are_aligned<std::uint16_t>(data, stride, dim)) return 0;
   return static_cast<std::size_t>(batch) * heads * length * (ceil_div(dim, 8) * 16);
 }
 

@@ -85,10 +85,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       char* target = sKV + stage * T::kTileBytes + 16 * threadIdx.x;
 #pragma unroll
       for (int i = 0; i < T::kTileBytes / 16 / kThreads; ++i) {
-        ptx::cp_async<16>(target + i * 16 * kThreads, source + i * 16 * kThreads, 16);
+        ptx::cp_async<16>(target + i * 16 * kThreads, source + i * 16 * kThreads);
       }
       if (threadIdx.x == 0) {
-        ptx::cp_async<16>(sHeads + stage, call.kv.heads + index, 16);
+        ptx::cp_async<16>(sHeads + stage, call.kv.heads + index);
       }
     }
     ptx::cp_async_commit_group();
@@ -194,14 +194,15 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
         for (int e = 0; e < 4; ++e) q[e] = rQ[kk][part][m][e];
       } else {
-        ptx::ldmatrix_x4(
-            q, sQ + (q_at ^ (32 * kk)) + part * (T::kQBytes / 2) + m * 16 * Tile::kRowBytes);
+        ptx::ldmatrix_x4(q, sQ + Tile::advance(q_at, 2 * kk) + part * (T::kQBytes / 2) +
+                                m * 16 * Tile::kRowBytes);
       }
     };
 #pragma unroll
     for (int n = 0; n < kKeyTiles; n += 2) {
       const auto read_k = [&](unsigned (&k)[4], int kk, int part) {
-        ptx::ldmatrix_x4(k, sQ + (k_at ^ (32 * kk)) + part * kPart + n * 8 * Tile::kRowBytes);
+        ptx::ldmatrix_x4(k,
+                         sQ + Tile::advance(k_at, 2 * kk) + part * kPart + n * 8 * Tile::kRowBytes);
       };
 #pragma unroll
       for (int run = 0; run < kSteps; run += kScoreRun) {
@@ -385,9 +386,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           for (int kk = 0; kk < kPvSteps; ++kk) {
             unsigned v_lo[4];
             if (m == 0 || kCareful)
-              ptx::ldmatrix_x4_trans(v_hi[kk], sQ + (v_at ^ (16 * n)) + kk * 16 * Tile::kRowBytes);
+              ptx::ldmatrix_x4_trans(v_hi[kk],
+                                     sQ + Tile::advance(v_at, n) + kk * 16 * Tile::kRowBytes);
             ptx::ldmatrix_x4_trans(v_lo,
-                                   sQ + (v_at ^ (16 * n)) + kPart + kk * 16 * Tile::kRowBytes);
+                                   sQ + Tile::advance(v_at, n) + kPart + kk * 16 * Tile::kRowBytes);
             if (kCareful && only_row >= 0) {
 #pragma unroll
               for (int e = 0; e < 4; ++e) {

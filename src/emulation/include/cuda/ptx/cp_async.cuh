@@ -7,9 +7,9 @@
 namespace fastattn::cuda::ptx {
 
 template <int kBytes>
-FASTATTN_INTRINSIC void cp_async(void* shared, const void* global, int valid) {
+FASTATTN_INTRINSIC void cp_async(void* shared, const void* global, bool inside = true) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
-  emulation::copy_later(shared, global, kBytes, valid);
+  emulation::copy_later(shared, global, kBytes, inside ? kBytes : 0);
 }
 
 FASTATTN_INTRINSIC void cp_async_commit_group() { emulation::commit_copies(); }
