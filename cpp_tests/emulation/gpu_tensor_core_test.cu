@@ -196,15 +196,15 @@ TEST_F(GpuTensorCore, Converts) {
 
 TEST_F(GpuTensorCore, CopiesAndVotes) {
   std::array<float, 64> numbers;
-  std::array<int, 32> valid;
+  std::array<int, 32> inside;
   for (float& each : numbers) each = static_cast<float>(static_cast<int>(random_() % 100) - 50);
-  for (int& each : valid) each = 4 * static_cast<int>(random_() % 3);
+  for (int& each : inside) each = static_cast<int>(random_() % 2);
   const OnDevice input(numbers);
-  const OnDevice valid_bytes(valid);
+  const OnDevice inside_on_device(inside);
   std::array<float, 64> expected{};
-  emulated::tensor_kernels.copy_by_8(numbers.data(), valid.data(), expected.data());
+  emulated::tensor_kernels.copy_by_8(numbers.data(), inside.data(), expected.data());
   const OnDevice<float, 64> copied;
-  cuda::tensor_kernels.copy_by_8(input.data(), valid_bytes.data(), copied.data());
+  cuda::tensor_kernels.copy_by_8(input.data(), inside_on_device.data(), copied.data());
   EXPECT_EQ(copied.read(), expected);
 
   std::array<int, 192> expected_votes{};

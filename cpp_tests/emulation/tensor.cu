@@ -99,10 +99,10 @@ __global__ void convert_kernel(const float* input, unsigned* pairs, float* back)
   back[64 + 2 * lane + 1] = from_bf16.y;
 }
 
-__global__ void copy_by_8_kernel(const float* input, const int* valid, float* output) {
+__global__ void copy_by_8_kernel(const float* input, const int* inside, float* output) {
   float* tile = dynamic_shared<float>();
   const int lane = static_cast<int>(threadIdx.x);
-  ptx::cp_async<8>(tile + 2 * lane, input + 2 * lane, valid[lane]);
+  ptx::cp_async<8>(tile + 2 * lane, input + 2 * lane, inside[lane] != 0);
   ptx::cp_async_commit_group();
   ptx::cp_async_wait_group<0>();
   __syncwarp();
@@ -138,8 +138,8 @@ const testing::TensorKernels tensor_kernels = {
           launch<convert_kernel>(one_warp(0), nullptr, input, pairs, back);
         },
     .copy_by_8 =
-        [](const float* input, const int* valid, float* output) {
-          launch<copy_by_8_kernel>(one_warp(64), nullptr, input, valid, output);
+        [](const float* input, const int* inside, float* output) {
+          launch<copy_by_8_kernel>(one_warp(64), nullptr, input, inside, output);
         },
     .vote_at_barrier =
         [](const float* input, int* output) {

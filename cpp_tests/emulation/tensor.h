@@ -16,8 +16,8 @@ struct TensorKernels {
                 float* in_runs);
   // 32 pairs, low before high -> [f16, bf16][32] as pairs, and back to [f16, bf16][64].
   void (*convert)(const float* input, unsigned* pairs, float* back);
-  // Lane i copies 8 bytes from input + 2 * i, of which valid[i] are read -> [64].
-  void (*copy_by_8)(const float* input, const int* valid, float* output);
+  // Lane i copies 8 bytes from input + 2 * i, or zeros where inside[i] is 0 -> [64].
+  void (*copy_by_8)(const float* input, const int* inside, float* output);
   // 64 threads: how many of input are positive, whether any is, and whether all are -> [3][64].
   void (*vote_at_barrier)(const float* input, int* output);
 };

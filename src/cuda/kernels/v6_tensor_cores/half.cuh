@@ -37,20 +37,21 @@ struct Shape;
 template <>
 struct Shape<64> {
   static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 64, kBlocksPerSM = 2;
-  static constexpr bool kQInRegisters = true;
+  static constexpr bool kQInRegisters = true, kSkipsKeys = false;
 };
 // O takes half of the registers: Q is read again for each tile of keys, and those are short.
 template <>
 struct Shape<128> {
   static constexpr int kWarps = 4, kRowTiles = 2, kBlockKV = 32, kBlocksPerSM = 2;
-  static constexpr bool kQInRegisters = false;
+  static constexpr bool kQInRegisters = false, kSkipsKeys = false;
 };
 // One row tile is all that the registers hold. With 64 keys eight multiplications at a time do not
-// wait for each other; 98,304 bytes of shared memory fit every GPU.
+// wait for each other; 98,304 bytes of shared memory fit every GPU. Of a tile that the mask cuts
+// through, 16 rows see few keys: the others are skipped, where wider warps only lose by it.
 template <>
 struct Shape<256> {
   static constexpr int kWarps = 4, kRowTiles = 1, kBlockKV = 64, kBlocksPerSM = 2;
-  static constexpr bool kQInRegisters = false;
+  static constexpr bool kQInRegisters = false, kSkipsKeys = true;
 };
 
 template <DType kType_, int kHeadDim_>
@@ -183,8 +184,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       __syncthreads();  // V is there, and all warps are done with K
       start_tile(copy_k, sK, visit + 1, is_masked);
     };
-    // Of a tile that the mask cuts through, this warp's rows may see nothing, or all.
+    // Of a tile that the mask cuts through, this warp's rows may see nothing, all, or no late keys.
+    constexpr bool kSkips = kMasked && T::kSkipsKeys;
     bool hides = kMasked;
+    int keys_end = kBlockKV;
     if constexpr (kMasked) {
       const int kv_start = tiles.at(visit) * kBlockKV;
       const int first_row = tile.first_row + warp_row;
@@ -195,15 +198,26 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         return;
       }
       hides = bottom.begin > kv_start || top.end < kv_start + kBlockKV;
+      keys_end = bottom.end - kv_start;
     }
 
     // S = Q K^T.
     float rS[kRowTiles][kKeyTiles][4];
+    const auto skips = [&](int n) {
+      return kSkips && n >= kKeyTiles / 2 && keys_end <= kBlockKV / 2;
+    };
+    if constexpr (kSkips) {
+#pragma unroll
+      for (int i = 0; i < kRowTiles * kKeyTiles * 4; ++i) {
+        rS[i / 4 / kKeyTiles][i / 4 % kKeyTiles][i % 4] = 0.0F;
+      }
+    }
     unsigned rK[2][kKeyTiles / 2][4];
     const auto read_qk = [&](int kk) {
       if constexpr (!T::kQInRegisters) read_q(rQ[kk % 2], kk);
 #pragma unroll
       for (int n = 0; n < kKeyTiles; n += 2) {
+        if (skips(n)) break;
         ptx::ldmatrix_x4(rK[kk % 2][n / 2],
                          sQ + Tile::advance(k_at, 2 * kk) + n * 8 * Tile::kRowBytes);
       }
@@ -215,6 +229,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       const auto& a = rQ[T::kQInRegisters ? kk : kk % 2];
 #pragma unroll
       for (int n = 0; n < kKeyTiles; ++n) {
+        if (skips(n)) break;
         const unsigned* b = rK[kk % 2][n / 2] + n % 2 * 2;
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m) {
@@ -273,6 +288,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 #pragma unroll
       for (int i = 0; i < kPvSteps; ++i) {
         const int kk = i / kColumnPairs, n = i % kColumnPairs * 2;
+        if (kSkips && n == 0 && 16 * kk >= keys_end) break;
         if (i + kAhead < kPvSteps) read_v(i + kAhead);
         if (n == 0 && kk + 1 < kBlockKV / 16) weigh(kk + 1);
         const auto& b = rV[i % (kAhead + 1)];
