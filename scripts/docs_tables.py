@@ -221,6 +221,7 @@ def registers() -> str:
         match = re.fullmatch(r"(\S+)\.cu (\w+) (.+): (\d+) registers, (\d+) bytes spilled.*", line)
         assert match is not None, line
         file, arch, kernel, count, spilled = match.groups()
+        kernel = kernel.removeprefix("<unnamed>::")
         kernel = re.sub(r"^v6::\w+::(\w+).*", r"\1", kernel)  # the file tells which instance
         rows.append([f"`{file}`", f"`{kernel}`", arch.removeprefix("sm_"), count, spilled])
     head = ["source", "kernel", "compiled for", "registers a thread", "bytes spilled"]
