@@ -619,10 +619,10 @@ def _v6_split(head_dim: int) -> Rung:
                 f"{_WHOLE_TILES} and M % 8 == 0",
             ),
             "shared_read_requests": Formula(
-                f"B*H*({split_reads} + ceil(M/Br)*W*({tile_reads} + 6))",
+                f"B*H*({split_reads} + ceil(M/Br)*W*({tile_reads} + 4))",
                 "3 values of all warps by each warp that splits; "
                 f"{fragments} ldmatrix for 16 keys and 16 columns of both products; the tile's "
-                "head, and the first one 6 more times, until its kind of step is found",
+                "head, and the first one 4 more times, until its kind of step is found",
                 _WHOLE_TILES,
             ),
             "shared_write_requests": Formula(
@@ -634,8 +634,8 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "shared_read_transactions": Formula(
-                f"B*H*({split_reads} + ceil(M/Br)*W*(4*{tile_reads} + 15))",
-                "16 bytes a lane take 4 turns; 3 of the first head's 6 reads are of 4 bytes",
+                f"B*H*({split_reads} + ceil(M/Br)*W*(4*{tile_reads} + 10))",
+                "16 bytes a lane take 4 turns; 2 of the first head's 4 reads are of 4 bytes",
                 _WHOLE_TILES,
             ),
             "shared_read_conflicts": Formula("0", "chunks are swizzled", _WHOLE_TILES),
@@ -663,11 +663,11 @@ def _v6_split(head_dim: int) -> Rung:
                 _WHOLE_TILES,
             ),
             "votes": Formula(
-                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*3 + ceil(M/Br)*W*(ceil(N/Bc) + 4))",
-                "of K and V, whether rows hold inf or NaN, whether any is 0, and whether columns "
-                "stand out; whether Q needs care, or has such columns; whether a tile's scores are "
-                "near their references, as those of random data are; in the first tile, which has "
-                "none yet, two more: whether they move, and whether scores are far behind",
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2 + ceil(M/Br)*W*(ceil(N/Bc) + 3))",
+                "of K and V, whether rows hold inf or NaN, and whether any is 0; whether Q needs "
+                "care; whether a tile's scores are near their references, as those of random data "
+                "are; in the first tile, which has none yet, two more: whether they move, and "
+                "whether scores are far behind",
                 _WHOLE_TILES,
             ),
             "mmas": Formula(

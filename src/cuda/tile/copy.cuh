@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_tile(float* sTile, const HeadView<float>& g
 template <int kColumns>
 __device__ __forceinline__ float4 chunk_at(const float* sTile, int row, int swizzle, int further,
                                            int c) {
-  static_assert(kColumns % 32 == 0);
+  static_assert(kColumns % 32 == 0 && (kColumns & (kColumns - 1)) == 0);
   const int change = further % 8;
   const unsigned byte = (4 * row * kColumns + 16 * swizzle) ^ 16 * c ^ 16 * change;
   return load4(reinterpret_cast<const float*>(reinterpret_cast<const char*>(sTile) + byte) +

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const auto skips = [&](int n) {
       return kSkips && n >= kKeyTiles / 2 && keys_end <= kBlockKV / 2;
     };
-    if constexpr (kSkips) {
+    if constexpr (kSkips) {  // what is skipped is hidden later, but has to be a number first
 #pragma unroll
       for (int i = 0; i < kRowTiles * kKeyTiles * 4; ++i) {
         rS[i / 4 / kKeyTiles][i / 4 % kKeyTiles][i % 4] = 0.0F;

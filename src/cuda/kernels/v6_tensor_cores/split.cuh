@@ -37,15 +37,13 @@ constexpr float kWeightEnd = 15.0F;
 constexpr float kWeightUnit = 0x1p-15F;
 constexpr int kWeightUnitExponent = -15;
 
-// Tensor cores cut off what their sums can't hold: a score's sum goes on outside after so many steps
-// of 16 columns. Shorter runs are more exact, and slower.
-constexpr int kScoreRun = 64 / 16, kShortScoreRun = 32 / 16;
+// Tensor cores cut off what their sums can't hold: a score's sum goes on outside after 64 columns.
+constexpr int kScoreRun = 64 / 16;
 
 // How a warp works on a tile of keys.
 enum class Mode {
   kPlain,
   kMasked,   // the mask cuts through the tile, or a row's weights are far behind its reference
-  kSpread,   // likewise, and all others, where Q or the first tile of K has outlier channels
   kCareful,  // K, V or Q hold inf, NaN, or numbers far from 1 or from each other
 };
 template <Mode kMode>
@@ -99,7 +97,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 
   // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
   const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
-  bool q_needs_care = !is_near_1(scale_log2), has_outliers = false;
+  bool q_needs_care = !is_near_1(scale_log2);
   const auto gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
   float factor[kRows];  // of a row: what its split numbers are to be multiplied by
@@ -135,10 +133,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         row_max = fmaxf(row_max, fmaxf(fabsf(finite.x), fabsf(finite.y)));
       }
     }
-    const float own_max = row_max;
-    row_max = max_of_lanes<4>(own_max);
-    has_outliers = has_outliers || is_spread(row_max, own_max);
-    const float scale = scale_of(row_max);
+    const float scale = scale_of(max_of_lanes<4>(row_max));
     factor[r] = inverse_of(scale);
     q_needs_care = q_needs_care || is_wild || !is_near_1(factor[r]);
 #pragma unroll
@@ -156,7 +151,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
   }
   q_needs_care = __any_sync(0xffffffffU, q_needs_care) != 0;
-  has_outliers = __any_sync(0xffffffffU, has_outliers) != 0;
 
   const int q_offset = Tile::offset(warp_row + lane % 16, lane / 16);
   const int k_offset = Tile::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -169,8 +163,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   bool is_behind = false;
   const auto step = [&](int kv_tile, int tile_at, const TileHead& head, auto mode) {
     constexpr bool kIsPlain = decltype(mode)::value == Mode::kPlain;
-    constexpr bool kIsSpread = decltype(mode)::value == Mode::kSpread;
-    constexpr bool kMasked = decltype(mode)::value == Mode::kMasked || kIsSpread;
+    constexpr bool kMasked = decltype(mode)::value == Mode::kMasked;
     constexpr bool kCareful = decltype(mode)::value == Mode::kCareful;
     const int kv_start = kv_tile * kBlockKV;
     int q_at = q_offset, k_at = tile_at + k_offset, v_at = tile_at + 2 * kPart + v_offset;
@@ -195,7 +188,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     };
 
     // S = Q K^T, 16 keys at a time.
-    constexpr int kRun = kIsSpread ? kShortScoreRun : kScoreRun;
     float rS[kRowTiles][kKeyTiles][4];
     const auto read_q = [&](unsigned (&q)[4], int kk, int part, int m) {
       if constexpr (T::kQInRegisters) {
@@ -213,11 +205,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
                          sQ + Tile::advance(k_at, 2 * kk) + part * kPart + n * 8 * Tile::kRowBytes);
       };
 #pragma unroll
-      for (int run = 0; run < kSteps; run += kRun) {
-        unsigned k_hi[T::kKeepK ? kRun : 1][4];
+      for (int run = 0; run < kSteps; run += kScoreRun) {
+        unsigned k_hi[T::kKeepK ? kScoreRun : 1][4];
         float sum[kRowTiles][2][4];
 #pragma unroll
-        for (int kk = run; kk < run + kRun; ++kk) {
+        for (int kk = run; kk < run + kScoreRun; ++kk) {
           unsigned k_lo[4];
           auto& hi = k_hi[T::kKeepK ? kk - run : 0];
           read_k(hi, kk, 0);
@@ -231,7 +223,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           }
         }
 #pragma unroll
-        for (int kk = run; kk < run + kRun; ++kk) {
+        for (int kk = run; kk < run + kScoreRun; ++kk) {
           auto& hi = k_hi[T::kKeepK ? kk - run : 0];
           if constexpr (!T::kKeepK) read_k(hi, kk, 0);
 #pragma unroll
@@ -256,10 +248,10 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
     const auto k_factor_of = [&](int key) {
-      return (head.k_flags & kOwnFactors) != 0 ? gFactors[key] : head.k_factor;
+      return head.k_kind != TileKind::kEven ? gFactors[key] : head.k_factor;
     };
     const auto v_factor_of = [&](int key) {
-      return (head.v_flags & kOwnFactors) != 0 ? gFactors[kBlockKV + key] : head.v_factor;
+      return head.v_kind != TileKind::kEven ? gFactors[kBlockKV + key] : head.v_factor;
     };
     const float tile_factor = scale_log2 * head.k_factor;
     float largest[kRows];
@@ -353,7 +345,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
             const float of_v = v_factor_of(8 * n + e);
             const float product = times_power_of_2(s, exponent_of(of_v) + shift[r]);
             // Above 0 it stays above 0, where it may meet an inf.
-            const float least = (head.v_flags & kWild) != 0 ? 0x1p-24F : 0.0F;
+            const float least = head.v_kind == TileKind::kWild ? 0x1p-24F : 0.0F;
             s = s > 0.0F && of_v > 0.0F ? fmaxf(product, least) : s * of_v;
           }
         }
@@ -428,7 +420,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
     };
     if constexpr (kCareful) {
-      const bool row_by_row = (head.v_flags & kWild) != 0;
+      const bool row_by_row = head.v_kind == TileKind::kWild;
 #pragma unroll 1
       for (int row = row_by_row ? 0 : -1; row < (row_by_row ? 16 : 0); ++row) add_product(row);
     } else {
@@ -458,7 +450,6 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   };
   const auto mode_of = [&](const TileHead& head) {
     if (q_needs_care || !head.is_even()) return Mode::kCareful;
-    if (has_outliers) return Mode::kSpread;
     return visit < tiles.masked() || is_behind ? Mode::kMasked : Mode::kPlain;
   };
   const auto step_while = [&](auto mode) {
@@ -478,11 +469,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     }
   };
   next_tile(ModeConstant<Mode::kMasked>{});
-  // What the first tile tells holds for all: to ask each one costs 1 to 4% (H200).
-  has_outliers = has_outliers || (tiles.count() > 0 && (sHeads[0].k_flags & kSpread) != 0);
   while (visit < tiles.count()) {
     step_while(ModeConstant<Mode::kCareful>{});
-    step_while(ModeConstant<Mode::kSpread>{});
     step_while(ModeConstant<Mode::kMasked>{});
     if (visit < tiles.count() && mode_of(sHeads[stage]) == Mode::kPlain)
       step_while(ModeConstant<Mode::kPlain>{});

@@ -41,15 +41,15 @@ struct Shape<256> {
   static constexpr bool kQInRegisters = false, kKeepK = false;
 };
 
-// What the pre-pass tells of a tile of keys: its rows lie far apart and have factors of their own, as
-// they have if some hold an inf or a NaN; columns stand out (told of K).
-constexpr unsigned kOwnFactors = 1, kWild = 2, kSpread = 4;
+// What the pre-pass tells of a tile of keys. Rows of a tile that is not even have factors of their
+// own; a wild one holds an inf or a NaN besides.
+enum class TileKind : int { kEven, kUneven, kWild };
 struct alignas(16) TileHead {
   float k_factor, v_factor;  // what a split number is to be multiplied by
-  unsigned k_flags, v_flags;
+  TileKind k_kind, v_kind;
 
   [[nodiscard]] __device__ __forceinline__ bool is_even() const {
-    return ((k_flags | v_flags) & kOwnFactors) == 0;
+    return k_kind == TileKind::kEven && v_kind == TileKind::kEven;
   }
 };
 
@@ -155,10 +155,6 @@ __device__ __forceinline__ float times_power_of_2(float x, int exponent) {
 __device__ __forceinline__ bool is_near_1(float factor) {
   return factor >= 0x1p-40F && factor <= 0x1p40F;
 }
-// Whether some columns of a row are far larger than those of a thread, by the largest numbers.
-__device__ __forceinline__ bool is_spread(float row_max, float own_max) {
-  return own_max != 0.0F && own_max * 64.0F < row_max;
-}
 // Zeros in the place of inf and NaN.
 __device__ __forceinline__ unsigned finite_or_zero16(unsigned pair) {
   constexpr unsigned kExponent = Number16<DType::kFloat16>::kExponent;
@@ -200,7 +196,7 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   float row_max[kPasses];
   float largest = 0.0F, smallest = INFINITY;
   bool row_wild[kPasses];  // of this thread's part
-  bool wild = false, has_zeros = false, spread = false;
+  bool wild = false, has_zeros = false;
 #pragma unroll
   for (int i = 0; i < kPasses; ++i) {
     const int row = first_row + r + i * kRowStep;
@@ -229,19 +225,16 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
 #pragma unroll
       for (int e = 0; e < 8; ++e) row_max[i] = fmaxf(row_max[i], fabsf(finite_or_zero(x[i][e])));
     }
-    const float own_max = row_max[i];
-    row_max[i] = max_of_lanes<Tile::kChunks>(own_max);
-    spread = spread || is_spread(row_max[i], own_max);
+    row_max[i] = max_of_lanes<Tile::kChunks>(row_max[i]);
     largest = fmaxf(largest, row_max[i]);
     if (row_max[i] != 0.0F) smallest = fminf(smallest, row_max[i]);
     has_zeros = has_zeros || (row_max[i] == 0.0F && row < g.length && r + i * kRowStep < kBlockKV);
   }
   largest = max_of_lanes<32>(largest);
   smallest = -max_of_lanes<32>(-smallest);
-  constexpr unsigned kHasZeros = 8;
+  constexpr unsigned kWild = 1, kHasZeros = 2;
   unsigned flags = __any_sync(0xffffffffU, wild) != 0 ? kWild : 0;
   flags |= __any_sync(0xffffffffU, has_zeros) != 0 ? kHasZeros : 0;
-  flags |= __any_sync(0xffffffffU, spread && !is_v) != 0 ? kSpread : 0;
   if (threadIdx.x % 32 == 0) {
     sLargest[threadIdx.x / 32] = largest;
     sSmallest[threadIdx.x / 32] = smallest;
@@ -291,8 +284,8 @@ __global__ void __launch_bounds__(kSplitThreads, 4)
   if (threadIdx.x == 0) {
     TileHead& tile_head = call.kv.heads[index];
     (is_v ? tile_head.v_factor : tile_head.k_factor) = inverse_of(tile_scale);
-    (is_v ? tile_head.v_flags : tile_head.k_flags) =
-        (flags & (kWild | kSpread)) | (has_own_factors ? kOwnFactors : 0);
+    (is_v ? tile_head.v_kind : tile_head.k_kind) =
+        wild ? TileKind::kWild : (has_own_factors ? TileKind::kUneven : TileKind::kEven);
   }
 }
 
