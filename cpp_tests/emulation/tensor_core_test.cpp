@@ -461,10 +461,10 @@ class Shortfall {
   double squares_ = 0.0;
 };
 
-// Why V6 adds up float32 scores in runs of 64 columns, outside of the tensor core: numbers of one
+// Why V6 adds up float32 scores in runs of 32 columns, outside of the tensor core: numbers of one
 // sign show it best, as each step cuts off a part of the sum so far.
-TEST(Scores, FallShortByLessInRunsOf64Columns) {
-  constexpr int kRun = 64 / 16;
+TEST(Scores, FallShortByLessInRunsOf32Columns) {
+  constexpr int kRun = 32 / 16;
   std::map<int, double> whole;
   std::map<int, double> in_runs;
   for (const int head_dim : {64, 256}) {
@@ -505,10 +505,10 @@ TEST(Scores, FallShortByLessInRunsOf64Columns) {
     whole[head_dim] = of_whole.relative();
     in_runs[head_dim] = of_runs.relative();
   }
-  EXPECT_EQ(in_runs[64], whole[64]);
   EXPECT_GT(whole[64], 0x1p-24);
   EXPECT_GT(whole[256], 4 * whole[64]);
-  EXPECT_LT(in_runs[256], 1.5 * whole[64]);
+  EXPECT_LT(in_runs[64], 0.7 * whole[64]);
+  EXPECT_LT(in_runs[256], 1.1 * in_runs[64]);
 }
 
 // --- cp.async, barriers --------------------------------------------------------------------------

@@ -656,18 +656,16 @@ def _v6_split(head_dim: int) -> Rung:
             ),
             "shuffles": Formula(
                 f"B*H*(ceil(N/Bc)*2*(Bc*P/256*{lanes} + {_SPLIT_WARPS}*10)"
-                " + ceil(M/Br)*Br/8*(2 + 6 + 2))",
+                " + ceil(M/Br)*Br/8*(2 + 2))",
                 "for the maxima of rows of K or V, and both of a warp; of 8 rows: 2 for that of Q, "
-                "2 for a maximum and 2 for a sum when they get their reference, 2 for whether they "
-                "are far behind it, 2 for the sum at the end",
+                "2 for the sum at the end; scores are near the reference that rows start with",
                 _WHOLE_TILES,
             ),
             "votes": Formula(
-                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2 + ceil(M/Br)*W*(ceil(N/Bc) + 3))",
+                f"B*H*(ceil(N/Bc)*2*{_SPLIT_WARPS}*2 + ceil(M/Br)*W*(ceil(N/Bc) + 1))",
                 "of K and V, whether rows hold inf or NaN, and whether any is 0; whether Q needs "
                 "care; whether a tile's scores are near their references, as those of random data "
-                "are; in the first tile, which has none yet, two more: whether they move, and "
-                "whether scores are far behind",
+                "are",
                 _WHOLE_TILES,
             ),
             "mmas": Formula(

@@ -39,15 +39,17 @@ __device__ __forceinline__ float largest_of_row(const float (&rS)[kRowTiles][kKe
 template <int kRows, int kStart>
 struct References {
   float value[kRows] = {};  // what is subtracted from scores
-  float score[kRows] = {};  // value + kStart, before it was rounded
   float row_sum[kRows] = {};
   bool all_set = false;
 
-  // Moves the references of rows whose largest score makes a weight over 2^end, or that have none
-  // yet, so that this weight becomes 2^kStart; rescales O. `largest`: of this thread's keys.
-  template <int kRowTiles, int kColumnTiles>
+  // Moves the references of rows whose largest score makes a weight over 2^end, so that this weight
+  // becomes 2^kStart, and of rows that have no weight yet, unless this one makes one of 2^least or
+  // more; rescales O. `largest`: of this thread's keys. on_move(row, score): score is value + kStart,
+  // before it was rounded.
+  template <int kRowTiles, int kColumnTiles, class OnMove>
   __device__ __forceinline__ void follow(const float (&largest)[kRows],
-                                         float (&rO)[kRowTiles][kColumnTiles][4], float end) {
+                                         float (&rO)[kRowTiles][kColumnTiles][4], float end,
+                                         float least, OnMove on_move) {
     bool moves = !all_set;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) moves = moves || largest[r] - value[r] > end;
@@ -57,12 +59,13 @@ struct References {
     for (int r = 0; r < kRows; ++r) {
       const float row_largest = max_of_lanes<4>(largest[r]);
       const bool is_set = sum_of_lanes<4>(row_sum[r]) != 0.0F;
-      if (is_set ? row_largest - value[r] <= end : row_largest == -INFINITY) {
+      const float ahead = row_largest - value[r];
+      if (is_set || ahead >= least ? ahead <= end : row_largest == -INFINITY) {
         all_set = all_set && is_set;
         continue;
       }
       const float old = value[r];
-      score[r] = row_largest;
+      on_move(r, row_largest);
       value[r] = row_largest - kStart;
       const float rescale = is_set ? ptx::ex2_approx_ftz(old - value[r]) : 0.0F;
       row_sum[r] *= rescale;
@@ -81,12 +84,15 @@ struct References {
   }
 
   // The natural log of the sum of a row's exponentials; each lane may ask for another row.
-  [[nodiscard]] __device__ __forceinline__ float log_sum(int row, float scale) const {
+  // score_of(row): value + kStart.
+  template <class ScoreOf>
+  [[nodiscard]] __device__ __forceinline__ float log_sum(int row, float scale,
+                                                         ScoreOf score_of) const {
     float at = 0.0F, sum = 0.0F;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (r != row) continue;
-      at = kStart == 0 ? value[r] : score[r];
+      at = score_of(r);
       sum = row_sum[r];
     }
     constexpr float kUnit = 1.0F / static_cast<float>(1 << kStart);

@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       }
       largest[r] = largest_of_row(rS, r);
     }
-    reference.follow(largest, rO, kWeightEnd);
+    reference.follow(largest, rO, kWeightEnd, INFINITY, [](int, float) {});
     await_v();
 
     // P = exp(S), and O += P V.
@@ -384,7 +384,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   write_rows16<T::kWarpRows, kHeadDim>(sQ, warp_row, p, tile, lane);
   if (p.lse != nullptr && t < kRows && row_of(t) < p.len_q) {
     const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
-    p.lse[head_index * p.len_q + row_of(t)] = reference.log_sum(t, p.scale);
+    p.lse[head_index * p.len_q + row_of(t)] =
+        reference.log_sum(t, p.scale, [&](int r) { return reference.value[r]; });
   }
 }
 

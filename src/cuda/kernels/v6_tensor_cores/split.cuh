@@ -30,20 +30,26 @@ namespace fastattn::cuda::v6::split {
 // spills allowed: a few values that are read once a tile of keys, and more in careful steps, which are
 // few. Q's parts, the output and the scores of a warp's rows take 160 to 190 of a thread's registers.
 
-// Weights are at most 2^15, which float16 holds; a row's largest one so far was 2^7 or
-// more: so that lo parts of those that matter are no subnormals.
+// Weights are at most 2^15, which float16 holds. When a reference moves, the largest one so far gets
+// 2^7: so that lo parts of those that matter are no subnormals.
 constexpr int kWeightStart = 7;
 constexpr float kWeightEnd = 15.0F;
+// What rows start with: ordinary scores, some units from 0, then have such weights as well.
+constexpr float kFirstReference = -4.0F;
+// A plain step takes sums of a thread's weights, 4 or 8 of a row, in this range: the largest of them
+// is 2^-3 or more.
+constexpr float kLeastSum = 1.0F, kMostSum = 0x1p15F, kLeastAhead = -3.0F;
 constexpr float kWeightUnit = 0x1p-15F;
 constexpr int kWeightUnitExponent = -15;
 
-// Tensor cores cut off what their sums can't hold: a score's sum goes on outside after 64 columns.
-constexpr int kScoreRun = 64 / 16;
+// Tensor cores cut off what their sums can't hold: a score's sum goes on outside after 32 columns,
+// in all steps, so that a row has the same bits whichever kind it gets.
+constexpr int kScoreRun = 32 / 16;
 
 // How a warp works on a tile of keys.
 enum class Mode {
   kPlain,
-  kMasked,   // the mask cuts through the tile, or a row's weights are far behind its reference
+  kMasked,   // the mask cuts through the tile, or a row's weights are far from its reference
   kCareful,  // K, V or Q hold inf, NaN, or numbers far from 1 or from each other
 };
 template <Mode kMode>
@@ -95,9 +101,11 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   };
   for (int i = 0; i < kStages - 1; ++i) start_tile(i, i, ModeConstant<Mode::kMasked>{});
 
-  // Q, each row under its own scale; the sign of the softmax's scale goes into it, or its being 0.
-  const float sign = sign_of_scale(p.scale), scale_log2 = scale_log2_of(p.scale);
-  bool q_needs_care = !is_near_1(scale_log2);
+  // Q, each row under its own scale. The softmax's scale goes into it, but for a power of 2: so all
+  // factors of a score are powers of 2, and round nothing.
+  int scale_exponent;
+  const float q_scale = frexpf(scale_log2_of(p.scale), &scale_exponent) * sign_of_scale(p.scale);
+  bool q_needs_care = abs(scale_exponent) > kNear1;
   const auto gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
   float factor[kRows];  // of a row: what its split numbers are to be multiplied by
@@ -138,7 +146,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     q_needs_care = q_needs_care || is_wild || !is_near_1(factor[r]);
 #pragma unroll
     for (int i = 0; i < kColumnTiles; ++i) {
-      const float low = x[i].x * (scale * sign), high = x[i].y * (scale * sign);
+      const float low = x[i].x * (scale * q_scale), high = x[i].y * (scale * q_scale);
       const Parts parts = is_wild ? split_wild(low, high) : split(low, high);
       if constexpr (T::kQInRegisters) {
         rQ[i / 2][0][r / 2][i % 2 * 2 + r % 2] = parts.hi;
@@ -157,10 +165,18 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   const int v_offset = Tile::offset(lane % 16, lane / 16);
 
   References<kRows, kWeightStart> reference;
+  // Scores of the references, before these were rounded: for lse alone, so not in registers.
+  volatile float reference_score[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    reference.value[r] = kFirstReference;
+    reference_score[r] = kFirstReference + kWeightStart;
+  }
   float rO[kRowTiles][kColumnTiles][4] = {};
 
-  // Returns whether the tile is done. In plain mode it is not if rows turn out to be far behind.
+  // Returns whether the tile is done. In plain mode it is not if weights turn out to be out of range.
   bool is_behind = false;
+  int visit = 0;
   const auto step = [&](int kv_tile, int tile_at, const TileHead& head, auto mode) {
     constexpr bool kIsPlain = decltype(mode)::value == Mode::kPlain;
     constexpr bool kMasked = decltype(mode)::value == Mode::kMasked;
@@ -187,8 +203,29 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       for (int h = 0; h < 2; ++h) Number::mma(sum[h], a_hi, b_lo[2 * h], b_lo[2 * h + 1]);
     };
 
-    // S = Q K^T, 16 keys at a time.
     float rS[kRowTiles][kKeyTiles][4];
+    float tile_sum[kRows] = {};  // a tile by itself: small weights count
+    const auto weigh = [&](int r, float& s, float score_factor) {
+      s = ptx::ex2_approx_ftz(__fmaf_rn(s, score_factor, -reference.value[r]));
+      tile_sum[r] += s;
+    };
+    unsigned p_hi[kPvSteps][kRowTiles][4], p_lo[kPvSteps][kRowTiles][4];
+    const auto split_weights = [&](int kk) {
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int h = 0; h < 4; ++h) {
+          const float* s = rS[m][2 * kk + h / 2] + h % 2 * 2;
+          const Parts parts = split(s[0], s[1]);
+          p_hi[kk][m][h] = parts.hi;
+          p_lo[kk][m][h] = parts.lo;
+        }
+      }
+    };
+
+    // S = Q K^T, 16 keys at a time. A plain step goes on to their weights at once, and looks at the
+    // sums of these later: so nothing waits between one tile's products.
+    const float tile_factor = power_of_2(scale_exponent) * head.k_factor;
     const auto read_q = [&](unsigned (&q)[4], int kk, int part, int m) {
       if constexpr (T::kQInRegisters) {
 #pragma unroll
@@ -243,9 +280,19 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
           }
         }
       }
+      if constexpr (kIsPlain) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 8; ++e) {
+            const int r = 2 * m + e % 4 / 2;
+            weigh(r, rS[m][n + e / 4][e % 4], factor[r] * tile_factor);
+          }
+        }
+        split_weights(n / 2);
+      }
     }
 
-    // The product is rounded, so that equal scores stay equal.
     const float* gFactors = call.kv.factors + 2 * (first_tile + kv_tile) * kBlockKV + 2 * t;
     const auto k_factor_of = [&](int key) {
       return head.k_kind != TileKind::kEven ? gFactors[key] : head.k_factor;
@@ -253,59 +300,49 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
     const auto v_factor_of = [&](int key) {
       return head.v_kind != TileKind::kEven ? gFactors[kBlockKV + key] : head.v_factor;
     };
-    const float tile_factor = scale_log2 * head.k_factor;
     float largest[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const KeyRange seen = kMasked || kCareful ? visible_keys(p, row_of(r)) : KeyRange{};
-      const int begin = seen.begin - kv_start - 2 * t, end = seen.end - kv_start - 2 * t;
-#pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = rS[r / 2][n][2 * (r % 2) + e];
-          // The factors alone may be out of float32's range, where care is taken.
-          s = kCareful ? static_cast<float>(static_cast<double>(s) * factor[r] * scale_log2 *
-                                            k_factor_of(8 * n + e))
-                       : __fmul_rn(s, factor[r] * tile_factor);
-          const bool is_seen = 8 * n + e >= begin && 8 * n + e < end;
-          if ((kMasked || kCareful) && !is_seen) s = -INFINITY;
-        }
-      }
-      largest[r] = largest_of_row(rS, r);
-    }
-    // From 0 to the end: as integers, floats with a sign are beyond.
-    bool is_near = reference.all_set;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float ahead = largest[r] - reference.value[r];
-      is_near = is_near && __float_as_uint(ahead) <= __float_as_uint(kWeightEnd);
-    }
-    is_behind = false;
-    if (!__all_sync(0xffffffffU, is_near)) {
-      reference.follow(largest, rO, kWeightEnd);
+    if constexpr (!kIsPlain) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const float row_largest = max_of_lanes<4>(largest[r]);
-        is_behind = is_behind || row_largest < reference.value[r];
+        const KeyRange seen = visible_keys(p, min(row_of(r), p.len_q - 1));
+        const int begin = seen.begin - kv_start - 2 * t, end = seen.end - kv_start - 2 * t;
+#pragma unroll
+        for (int n = 0; n < kKeyTiles; ++n) {
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            float& s = rS[r / 2][n][2 * (r % 2) + e];
+            // The factors alone may be out of float32's range, where care is taken.
+            s = kCareful ? times_power_of_2(s, scale_exponent + exponent_of(factor[r]) +
+                                                   exponent_of(k_factor_of(8 * n + e)))
+                         : s * (factor[r] * tile_factor);
+            const bool is_seen = 8 * n + e >= begin && 8 * n + e < end;
+            if (!is_seen) s = -INFINITY;
+          }
+        }
+        largest[r] = largest_of_row(rS, r);
       }
-      is_behind = __any_sync(0xffffffffU, is_behind) != 0;
-      if (kIsPlain && is_behind) return false;
-    }
+      // A row's bits are not to depend on other rows, for which a step may not be plain: a reference
+      // that a plain step would keep stays. Where the mask cuts, no step is plain.
+      reference.follow(largest, rO, kWeightEnd, visit < tiles.masked() ? INFINITY : kLeastAhead,
+                       [&](int r, float score) { reference_score[r] = score; });
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float tile_sum = 0.0F;  // a tile by itself: small weights count
+      for (int kk = 0; kk < kPvSteps; ++kk) {
 #pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
+        for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          float& s = rS[r / 2][n][2 * (r % 2) + e];
-          s = ptx::ex2_approx_ftz(s - reference.value[r]);
-          tile_sum += s;
+          for (int e = 0; e < 8; ++e) weigh(2 * m + e % 4 / 2, rS[m][2 * kk + e / 4][e % 4], 1.0F);
         }
       }
-      reference.row_sum[r] += tile_sum;
     }
+    bool is_near = true;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      is_near = is_near && tile_sum[r] >= kLeastSum && tile_sum[r] <= kMostSum;
+    }
+    is_behind = __all_sync(0xffffffffU, is_near) == 0;
+    if (kIsPlain && is_behind) return false;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) reference.row_sum[r] += tile_sum[r];
 
     // What v holds under the key of the reference may be small, or 0. So where the weights of a row
     // are far behind, they get a factor of their own, a power of 2, and with it all digits.
@@ -351,19 +388,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
-    unsigned p_hi[kPvSteps][kRowTiles][4], p_lo[kPvSteps][kRowTiles][4];
+    if constexpr (!kIsPlain) {
 #pragma unroll
-    for (int kk = 0; kk < kPvSteps; ++kk) {
-#pragma unroll
-      for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-        for (int h = 0; h < 4; ++h) {
-          const float* s = rS[m][2 * kk + h / 2] + h % 2 * 2;
-          const Parts parts = split(s[0], s[1]);
-          p_hi[kk][m][h] = parts.hi;
-          p_lo[kk][m][h] = parts.lo;
-        }
-      }
+      for (int kk = 0; kk < kPvSteps; ++kk) split_weights(kk);
     }
 
     // O += P V, 16 columns at a time. 0 times NaN is NaN: where V has such numbers and the mask hides
@@ -439,7 +466,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   };
 
   // Tiles of one mode in a row, so that the loop over the plain ones has the registers for itself.
-  int visit = 0, stage = 0;
+  int stage = 0;
   const auto await_tile = [] {  // warps meet here, whatever their modes
     ptx::cp_async_wait_group<kStages - 2>();
     __syncthreads();
@@ -503,7 +530,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   }
   if (p.lse != nullptr && t < kRows && row_of(t) < p.len_q) {
     const std::int64_t head_index = static_cast<std::int64_t>(tile.batch) * p.heads_q + tile.head;
-    p.lse[head_index * p.len_q + row_of(t)] = reference.log_sum(t, p.scale);
+    p.lse[head_index * p.len_q + row_of(t)] =
+        reference.log_sum(t, p.scale, [&](int r) { return reference_score[r]; });
   }
 }
 

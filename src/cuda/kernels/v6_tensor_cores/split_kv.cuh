@@ -152,8 +152,9 @@ __device__ __forceinline__ float times_power_of_2(float x, int exponent) {
   return x * power_of_2(half) * power_of_2(min(max(exponent, -252), 252) - half);
 }
 // Whether products of three such factors stay far inside float32's range.
+constexpr int kNear1 = 40;
 __device__ __forceinline__ bool is_near_1(float factor) {
-  return factor >= 0x1p-40F && factor <= 0x1p40F;
+  return factor >= power_of_2(-kNear1) && factor <= power_of_2(kNear1);
 }
 // Zeros in the place of inf and NaN.
 __device__ __forceinline__ unsigned finite_or_zero16(unsigned pair) {
