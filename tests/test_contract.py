@@ -136,6 +136,31 @@ def test_huge_numbers_in_one_key_cost_the_others_nothing(dtype, runner, mask):
     runner.expect(q, k, v, dtype=dtype, **options).check(out[:, large_v], lse[:, large_v])
 
 
+@each_kernel()
+@pytest.mark.parametrize("score", [-4.78, -3.0, 0.0, 8.0])
+def test_a_query_far_from_the_others_changes_no_bit_of_theirs(dtype, runner, score):
+    """Keys that fill tiles, and that all rows see: what a warp does is up to its rows alone."""
+    q, k, v = (randn(1, 1, 64, 64, dtype=dtype, seed=seed) for seed in range(3))
+    q[:], q[..., 0], k[..., 1:] = 0, 1, 0
+    k[..., 0] = testing.round_to(score + 0.3 * k[..., 0], dtype)
+    clean = runner.run(q, k, v, dtype=dtype, scale=1.0)
+    others = np.arange(64) != 5
+    for value in (np.nan, np.inf, 4.0, -20.0, 1e4):
+        q[0, 0, 5] = value
+        for x, y in zip(runner.run(q, k, v, dtype=dtype, scale=1.0), clean, strict=True):
+            np.testing.assert_array_equal(x[:, :, others], y[:, :, others], err_msg=f"{value}")
+
+
+@each_kernel(dtypes=["float32"])
+@pytest.mark.parametrize("scale", [2.3e38, 3e38, -3e38])
+def test_lse_under_scales_at_the_end_of_float32(dtype, runner, scale):
+    """The scale times log2(e) is no float."""
+    zeros = np.zeros((1, 1, 64, 64), np.float32)
+    out, lse = runner.run(zeros, zeros, zeros + 1, dtype=dtype, scale=scale)
+    np.testing.assert_allclose(lse, math.log(64), rtol=1e-6)
+    np.testing.assert_allclose(out, 1, rtol=1e-6)
+
+
 def infinite_inputs():
     """Each is (q, k, v) of ones with infinities, and says what float32 makes of them."""
     inf = np.inf

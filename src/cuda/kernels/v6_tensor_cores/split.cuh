@@ -102,10 +102,19 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
   for (int i = 0; i < kStages - 1; ++i) start_tile(i, i, ModeConstant<Mode::kMasked>{});
 
   // Q, each row under its own scale. The softmax's scale goes into it, but for a power of 2: so all
-  // factors of a score are powers of 2, and round nothing.
+  // factors of a score are powers of 2, and round nothing. Beside a scale far from 1 the digits of a
+  // Q of subnormals may count, so there it is left to the scores.
   int scale_exponent;
-  const float q_scale = frexpf(scale_log2_of(p.scale), &scale_exponent) * sign_of_scale(p.scale);
-  bool q_needs_care = abs(scale_exponent) > kNear1;
+  const float scale_mantissa = frexpf(scale_log2_of(p.scale), &scale_exponent);
+  const bool scale_is_near_1 = abs(scale_exponent) <= kNear1;
+  // Worked out again where it is needed: one register less in plain steps.
+  const auto late_scale = [&] {
+    int exponent;
+    const float mantissa = frexpf(scale_log2_of(p.scale), &exponent);
+    return abs(exponent) > kNear1 ? mantissa : 1.0F;
+  };
+  const float q_scale = sign_of_scale(p.scale) * (scale_is_near_1 ? scale_mantissa : 1.0F);
+  bool q_needs_care = !scale_is_near_1;
   const auto gQ = head_view(p.q, p.q_stride, tile.batch, tile.head, p.len_q, p.head_dim);
   unsigned rQ[T::kQInRegisters ? kSteps : 1][2][kRowTiles][4];  // [..][hi, lo]
   float factor[kRows];  // of a row: what its split numbers are to be multiplied by
@@ -313,7 +322,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
             float& s = rS[r / 2][n][2 * (r % 2) + e];
             // The factors alone may be out of float32's range, where care is taken.
             s = kCareful ? times_power_of_2(s, scale_exponent + exponent_of(factor[r]) +
-                                                   exponent_of(k_factor_of(8 * n + e)))
+                                                   exponent_of(k_factor_of(8 * n + e))) *
+                               late_scale()
                          : s * (factor[r] * tile_factor);
             const bool is_seen = 8 * n + e >= begin && 8 * n + e < end;
             if (!is_seen) s = -INFINITY;
@@ -322,8 +332,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         largest[r] = largest_of_row(rS, r);
       }
       // A row's bits are not to depend on other rows, for which a step may not be plain: a reference
-      // that a plain step would keep stays. Where the mask cuts, no step is plain.
-      reference.follow(largest, rO, kWeightEnd, visit < tiles.masked() ? INFINITY : kLeastAhead,
+      // that a plain step would keep stays. Where the mask cuts, or the scale is far, none is plain.
+      reference.follow(largest, rO, kWeightEnd,
+                       visit < tiles.masked() || !scale_is_near_1 ? INFINITY : kLeastAhead,
                        [&](int r, float score) { reference_score[r] = score; });
 #pragma unroll
       for (int kk = 0; kk < kPvSteps; ++kk) {
@@ -334,24 +345,33 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
+    const auto sum_is_near = [&](int r) {
+      return tile_sum[r] >= kLeastSum && tile_sum[r] <= kMostSum;
+    };
     bool is_near = true;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      is_near = is_near && tile_sum[r] >= kLeastSum && tile_sum[r] <= kMostSum;
-    }
+    for (int r = 0; r < kRows; ++r) is_near = is_near && sum_is_near(r);
     is_behind = __all_sync(0xffffffffU, is_near) == 0;
     if (kIsPlain && is_behind) return false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) reference.row_sum[r] += tile_sum[r];
 
     // What v holds under the key of the reference may be small, or 0. So where the weights of a row
-    // are far behind, they get a factor of their own, a power of 2, and with it all digits.
+    // are behind, they get a factor of their own, a power of 2, and with it all digits; not where a
+    // plain step would take them as they are.
     int shift[kRows] = {};
-    if constexpr (kMasked) {
+    if constexpr (!kIsPlain) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const float behind = reference.value[r] - max_of_lanes<4>(largest[r]);
-        shift[r] = static_cast<int>(fminf(fmaxf(behind + 14.0F, 0.0F), 126.0F));
+        const float least = -max_of_lanes<4>(-tile_sum[r]), most = max_of_lanes<4>(tile_sum[r]);
+        const bool is_far = visit < tiles.masked() || !(least >= kLeastSum && most <= kMostSum);
+        shift[r] = is_far ? static_cast<int>(fminf(fmaxf(behind + 14.0F, 0.0F), 126.0F)) : 0;
+      }
+    }
+    if constexpr (kMasked) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
           rS[r / 2][n][2 * (r % 2)] *= power_of_2(shift[r]);
@@ -359,7 +379,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
-    // In a careful step V's factors go into the weights: each row's largest product becomes 2^14.
+    // In a careful step V's factors go into the weights. If they differ, each row's largest product
+    // becomes 2^14.
     if constexpr (kCareful) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -373,7 +394,9 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
               top = max(top, exponent_of(weight) + exponent_of(of_v));
           }
         }
-        shift[r] = 14 - static_cast<int>(max_of_lanes<4>(static_cast<float>(top)));
+        const int row_top = static_cast<int>(max_of_lanes<4>(static_cast<float>(top)));
+        shift[r] =
+            head.v_kind == TileKind::kEven ? shift[r] - exponent_of(head.v_factor) : 14 - row_top;
 #pragma unroll
         for (int n = 0; n < kKeyTiles; ++n) {
 #pragma unroll
