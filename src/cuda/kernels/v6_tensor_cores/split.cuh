@@ -345,12 +345,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
         }
       }
     }
-    const auto sum_is_near = [&](int r) {
-      return tile_sum[r] >= kLeastSum && tile_sum[r] <= kMostSum;
+    const auto are_near = [](float least, float most) {
+      return least >= kLeastSum && most <= kMostSum;
     };
     bool is_near = true;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) is_near = is_near && sum_is_near(r);
+    for (int r = 0; r < kRows; ++r) is_near = is_near && are_near(tile_sum[r], tile_sum[r]);
     is_behind = __all_sync(0xffffffffU, is_near) == 0;
     if (kIsPlain && is_behind) return false;
 #pragma unroll
@@ -365,7 +365,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
       for (int r = 0; r < kRows; ++r) {
         const float behind = reference.value[r] - max_of_lanes<4>(largest[r]);
         const float least = -max_of_lanes<4>(-tile_sum[r]), most = max_of_lanes<4>(tile_sum[r]);
-        const bool is_far = visit < tiles.masked() || !(least >= kLeastSum && most <= kMostSum);
+        const bool is_far = visit < tiles.masked() || !are_near(least, most);
         shift[r] = is_far ? static_cast<int>(fminf(fmaxf(behind + 14.0F, 0.0F), 126.0F)) : 0;
       }
     }
