@@ -171,7 +171,7 @@ def expect(
     Tensor cores cut sums off, so a score is too small by a part of itself, and lse by that part of
     the mean score: of such a bias no mean over keys makes less. A step cuts off half of the last
     place, on average, of the sum and of each of its 16 products: less than 4 u of the sum so far,
-    and that is half of the whole on average. In float32 V6 takes no more than 4 steps in a row.
+    and that is half of the whole on average. In float32 V6 takes no more than 2 steps in a row.
     """
     out, lse = testing.reference(q, k, v, **options)
     plain = [testing.naive(q, k, v, dtype=dtype, **options)]
@@ -204,7 +204,7 @@ def expect(
         cut_off = np.zeros_like(lse)
         if tensor_cores:
             steps = math.ceil(q.shape[3] / 16)
-            steps = min(steps, 4) if dtype == "float32" else steps
+            steps = min(steps, 2) if dtype == "float32" else steps
             mean_score = scale * (q64 * testing.reference(q, k, k, **options)[0]).sum(axis=-1)
             cut_off = 2 * unit_32 * steps * np.abs(mean_score)
         lse_floor = np.sqrt(score**2 * weight_2 + (2 * unit_32 * lse[..., None]) ** 2)

@@ -247,5 +247,5 @@ def test_outlier_channels(dtype, runner, which):
         plain = fastattn.forward(q, k, v, scale=2.0**-8, kernel="cpu")
         wanted = testing.reference(q, k, v, scale=2.0**-8)[0]
         errors += [testing.error(out, wanted), testing.error(plain, wanted)]
-    # V6 has 0.7 and 0.8 of plain float32's error: one cut for 16 products, not 16 roundings.
-    assert errors[0] < (0.95 if runner.kernel.name == "v6" else 1.2) * errors[1]
+    # V6 has half of plain float32's error: one cut for 16 products, not 16 roundings.
+    assert errors[0] < (0.75 if runner.kernel.name == "v6" else 1.2) * errors[1]
