@@ -79,8 +79,8 @@ def overlapping_itself() -> np.ndarray:
     return np.lib.stride_tricks.as_strided(np.zeros(512, np.float32), SHAPE, (0, 1024, 16, 4))
 
 
-def beyond_int() -> np.ndarray:
-    return np.broadcast_to(np.float32(0), (1, 2, 2**31, 8))
+def long(length: int) -> np.ndarray:
+    return np.broadcast_to(np.zeros(8, np.float32), (1, 2, length, 8))
 
 
 def torch() -> Any:
@@ -265,7 +265,8 @@ ROWS: dict[str, Callable[[], Callable[[], Any]]] = {
     "tensor-null": lambda: Call(q=torch()._efficientzerotensor(SHAPE)),
     "rank": lambda: Call(q=array(2, 3, 8)),
     "rank-numpy-many": lambda: Call(q=array(1, 1, 2, 3, 8)),
-    "size-beyond-int": lambda: Call(k=beyond_int()),
+    "size-beyond-int": lambda: Call(k=long(2**31)),
+    "size-length": lambda: Call(k=long(2**31 - 255), v=long(2**31 - 255)),
     "stride-bytes": lambda: Call(q=byte_stride()),
     "unaligned": lambda: Call(q=unaligned()),
     "stride-last": lambda: Call(k=Producer(array(1, 2, 3, 16)[..., ::2])),

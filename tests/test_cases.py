@@ -527,6 +527,22 @@ def test_a053_offsets_beyond_2_31_elements(dtype, runner):
     runner.expected(case).check(views[3], lse)
 
 
+@taking(Case(window=(10, 0)), among=[*ONE_PER_KERNEL, *EMULATED])
+@pytest.mark.parametrize("right", [0, -1])
+def test_the_largest_length(dtype, runner, right):
+    """Of 2^31 - 256 keys each query sees a window; all keys are one in memory."""
+    if not runner.framework.has_views:
+        pytest.skip(f"{runner.framework} has no views")
+    length, head_dim = 2**31 - 256, 8
+    q = runner.framework.full((1, 1, 4, head_dim), 0.0, dtype)
+    key = runner.framework.full((1, 1, 1, head_dim), 1.0, dtype)
+    keys = runner.framework.xp.broadcast_to(key, (1, 1, length, head_dim))
+    out, lse = runner.forward(q, keys, keys, window=(10, right), return_lse=True)
+    seen = np.float32([11, 11, 11, 11] if right == 0 else [14, 13, 12, 11])
+    np.testing.assert_allclose(testing.to_numpy(lse)[0, 0], np.log(seen), rtol=2e-7)
+    np.testing.assert_array_equal(testing.to_numpy(out).astype(np.float32), 1)
+
+
 TORCH_ON_GPU = [r for r in RUNNERS if r.framework.name == "torch-cuda"]
 
 

@@ -1,6 +1,7 @@
 // Validation, the choice of a kernel and what its errors say.
 #include <gtest/gtest.h>
 
+#include <climits>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -139,6 +140,10 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"heads_kv", {"heads_kv", "-1"}, [](ForwardParams& p) { p.heads_kv = -1; }},
         Wrong{"len_q", {"len_q", "-1"}, [](ForwardParams& p) { p.len_q = -1; }},
         Wrong{"len_kv", {"len_kv", "-7"}, [](ForwardParams& p) { p.len_kv = -7; }},
+        Wrong{"len_q_long", {"len_q", "2147483392"}, [](ForwardParams& p) { p.len_q = INT_MAX; }},
+        Wrong{"len_kv_long",
+              {"len_kv", "2147483393"},
+              [](ForwardParams& p) { p.len_kv = kMaxLength + 1; }},
         Wrong{"head_dim", {"head_dim", "0"}, [](ForwardParams& p) { p.head_dim = 0; }},
         Wrong{"head_dim_v", {"head_dim_v", "0"}, [](ForwardParams& p) { p.head_dim_v = 0; }},
         Wrong{"group", {"heads", "12", "5"}, [](ForwardParams& p) { p.heads_kv = 5; }},

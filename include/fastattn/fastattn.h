@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -44,6 +45,9 @@ struct Mask {
   int window_left = -1;
   int window_right = -1;
 };
+
+// The largest len_q and len_kv. A kernel's last tile, of up to 256 rows, ends within an int.
+inline constexpr int kMaxLength = std::numeric_limits<int>::max() - 255;
 
 struct ForwardParams {
   const void* q;         // [B, Hq,  M, D]

@@ -19,6 +19,13 @@ void at_least(const char* name, int value, int least) {
   }
 }
 
+void at_most(const char* name, int value, int most) {
+  if (value > most) {
+    wrong_value(std::string(name) + ": got " + std::to_string(value) + ", takes up to " +
+                std::to_string(most));
+  }
+}
+
 // What a kernel computes with offsets of 64 bits must fit them.
 void countable(const char* name, int batch, int heads, int length, int dim) {
   std::int64_t count = 1;
@@ -46,6 +53,8 @@ void validate(const ForwardParams& p) {
   at_least("heads_kv", p.heads_kv, 0);
   at_least("len_q", p.len_q, 0);
   at_least("len_kv", p.len_kv, 0);
+  at_most("len_q", p.len_q, kMaxLength);
+  at_most("len_kv", p.len_kv, kMaxLength);
   at_least("head_dim", p.head_dim, 1);
   at_least("head_dim_v", p.head_dim_v, 1);
   at_least("window_left", p.mask.window_left, -1);
