@@ -126,6 +126,20 @@ def test_a_sink_of_most_of_the_mass(dtype, runner, share):
     check_each(runner, {f"{100 * share:g} %": (q, k, v)}, dtype=dtype)
 
 
+@pytest.mark.parametrize("gap", [20, 21, 22])
+def test_on_a_cpu_many_keys_that_each_count_for_nothing(gap):
+    """A tile of 64 keys weighs less than half a unit of the sum's last place, and all of them 4e-5
+    and more of it. A running float32 sum has errors of 1e-5 and more here.
+    """
+    q, k, v = randn(2, 65536, 16)
+    q[:], k[..., 0] = 0, 0
+    q[..., 0], q[..., 1], k[:, :, 0, 0] = 1, 0.5, gap
+    wanted, lse = testing.reference(q, k, v + 1, scale=1.0)
+    out, out_lse = fastattn.forward(q, k, v + 1, scale=1.0, kernel="cpu", return_lse=True)
+    assert testing.error(out, wanted) < 5e-7
+    assert testing.error(out_lse, lse) < 1e-7
+
+
 # ---- factors that float32 can't hold on the way --------------------------------------------------
 
 

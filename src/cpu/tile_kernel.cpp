@@ -30,19 +30,29 @@ constexpr int kDepth = 64;  // of the head dim per pass over a tile: Q^T of 48 r
                             // short sums that are then added round less than one long sum
 constexpr std::int64_t kMaxStrideBytes = 2048;  // longer rows are gathered: they alias in L1
 static_assert(kTileKeys % kBroadcasts == 0);
+constexpr int kFoldTiles = 8;  // what so many tiles add up to goes into a more exact sum
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
   return (x + multiple - 1) / multiple * multiple;
 }
+
+// Sums over all tiles, each with what it lost to rounding. After many tiles one more may weigh less
+// than half a unit of the sum's last place.
+struct Total {
+  float *sum, *lost;
+};
 
 // What a task owns of kGroupRows rows. Lanes behind the last row repeat it and are never written
 // out.
 struct Group {
   int rows, vectors;
   float* q;                    // [D, vectors * kLanes]
-  float* out;                  // [Dv, vectors * kLanes], not yet divided by row_sum
+  float* out;                  // [Dv, vectors * kLanes], not yet divided by row_sum; since the last
   float* row_max;              // [vectors * kLanes], of the scaled scores, in units of ln 2
-  float* row_sum;              // [vectors * kLanes]
+  float* row_sum;              // [vectors * kLanes]          fold, as this is
+  float* shrink;               // [vectors * kLanes]: what the totals are to be multiplied by
+  Total out_total, row_sum_total;  // unset until the first fold
+  bool is_folded;
   std::int32_t *first, *last;  // [vectors * kLanes]: a row sees keys first <= j < last
   int first_min, first_max, last_min, last_max;
 };
@@ -84,9 +94,14 @@ Workspace lay_out(const Call& call, Scratch& scratch) {
   for (int i = 0; i < groups; ++i) {
     Group& group = w.groups[i];
     group.q = scratch.take<float>(round_up(p.head_dim, kLanes) * kGroupRows);
-    group.out = scratch.take<float>(round_up(p.head_dim_v, kColumnStep) * kGroupRows);
+    const std::int64_t out_size = round_up(p.head_dim_v, kColumnStep) * kGroupRows;
+    group.out = scratch.take<float>(out_size);
     group.row_max = scratch.take<float>(kGroupRows);
     group.row_sum = scratch.take<float>(kGroupRows);
+    group.shrink = scratch.take<float>(kGroupRows);
+    group.out_total = {.sum = scratch.take<float>(out_size), .lost = scratch.take<float>(out_size)};
+    group.row_sum_total = {.sum = scratch.take<float>(kGroupRows),
+                           .lost = scratch.take<float>(kGroupRows)};
     group.first = scratch.take<std::int32_t>(kGroupRows);
     group.last = scratch.take<std::int32_t>(kGroupRows);
   }
@@ -225,6 +240,7 @@ void soften_tile(const Group& group, int keys, float* scores, const float* max,
   for (int x = 0; x < kVecs; ++x) {
     float* total = group.row_sum + x * kLanes;
     store(total, load(total) * shrink[x] + row_sum[x]);
+    store(group.shrink + x * kLanes, load(group.shrink + x * kLanes) * shrink[x]);
   }
 }
 
@@ -280,6 +296,41 @@ void accumulate_tile(const Group& group, const Tile& tile, int head_dim_v, const
       }
     }
   }
+}
+
+// total = total * shrink + x, in two numbers (Knuth's TwoSum); x = 0.
+FASTATTN_INLINE void fold(const Total& total, bool is_set, std::int64_t at, Vec shrink, float* x) {
+  const Vec added = load(x + at);
+  store(x + at, Vec{});
+  if (!is_set) {
+    store(total.sum + at, added);
+    store(total.lost + at, Vec{});
+    return;
+  }
+  const Vec old = load(total.sum + at) * shrink;
+  const Vec sum = old + added;
+  const Vec part = sum - old;
+  store(total.sum + at, sum);
+  store(total.lost + at, load(total.lost + at) * shrink + ((old - (sum - part)) + (added - part)));
+}
+
+void fold(Group& group, int head_dim_v) {
+  const int width = group.vectors * kLanes;
+  for (int lane = 0; lane < width; lane += kLanes) {
+    const Vec shrink = load(group.shrink + lane);
+    store(group.shrink + lane, broadcast(1.0F));
+    fold(group.row_sum_total, group.is_folded, lane, shrink, group.row_sum);
+    for (int d = 0; d < head_dim_v; ++d) {
+      fold(group.out_total, group.is_folded, std::int64_t{d} * width + lane, shrink, group.out);
+    }
+  }
+  group.is_folded = true;
+}
+
+// Of an infinite sum the loss is NaN.
+FASTATTN_INLINE Vec whole(const Total& total, std::int64_t at) {
+  const Vec lost = load(total.lost + at);
+  return load(total.sum + at) + (lost * 0.0F == Vec{} ? lost : Vec{});
 }
 
 bool values_are_finite(const Tile& tile, int head_dim_v) {
@@ -381,6 +432,7 @@ struct Task {
       if (last > group.last_max) group.last_max = last;
       group.row_max[lane] = -kInfinity;
       group.row_sum[lane] = 0;
+      group.shrink[lane] = 1;
     }
 
     for (int lane = 0; lane < width; lane += kLanes) {
@@ -401,13 +453,19 @@ struct Task {
     }
     const std::int64_t out_size = round_up(p.head_dim_v, kColumnStep) * width;
     for (std::int64_t i = 0; i < out_size; i += kLanes) store(group.out + i, Vec{});
+    group.is_folded = false;
   }
 
-  void finish_group(const Group& group, std::int64_t row) const {
+  void finish_group(Group& group, std::int64_t row) const {
+    if (group.is_folded) fold(group, p.head_dim_v);
+    const auto whole_sum = [&](const float* sum, const Total& total, std::int64_t at) {
+      return group.is_folded ? whole(total, at) : load(sum + at);
+    };
     const int width = group.vectors * kLanes;
     for (int lane = 0; lane < group.rows; lane += kLanes) {
       const int rows = group.rows - lane < kLanes ? group.rows - lane : kLanes;
-      const Vec row_sum = load(group.row_sum + lane);
+      const Vec row_sum = whole_sum(group.row_sum, group.row_sum_total, lane);
+      store(group.row_sum + lane, row_sum);
       // No key seen, or none with a score above -inf: out 0.
       const IntVec empty = row_sum == Vec{};
       const Vec inverse = empty ? Vec{} : 1.0F / row_sum;
@@ -419,7 +477,7 @@ struct Task {
         Vec block[kLanes];
         FASTATTN_UNROLL
         for (int i = 0; i < kLanes; ++i) {
-          block[i] = load(group.out + (d + i) * width + lane) * inverse;
+          block[i] = whole_sum(group.out, group.out_total, (d + i) * width + lane) * inverse;
         }
         transpose(block);
         for (int i = 0; i < rows; ++i) {
@@ -501,6 +559,9 @@ struct Task {
                      .k_stride = k_stride,
                      .v_stride = v_stride},
                     p, scale_log2, w.scores);
+      }
+      if (start / kTileKeys % kFoldTiles == kFoldTiles - 1) {
+        for (int i = 0; i < group_count; ++i) fold(w.groups[i], p.head_dim_v);
       }
     }
     for (int i = 0; i < group_count; ++i) {
