@@ -82,6 +82,11 @@ else()
   if(_nvcc)
     _fastattn_choose_architectures("${_nvcc}" CMAKE_CUDA_ARCHITECTURES)
     enable_language(CUDA)
+    # CMake would leave it to nvcc, which then takes its own default and only warns.
+    if("native" IN_LIST CMAKE_CUDA_ARCHITECTURES AND
+       NOT CMAKE_CUDA_ARCHITECTURES_NATIVE MATCHES "^[0-9]")
+      message(FATAL_ERROR "No GPU for architecture 'native': name one, as 90, or FASTATTN_CUDA=OFF")
+    endif()
     set(FASTATTN_HAVE_CUDA ON)
     string(REGEX MATCH "^[0-9]+\\.[0-9]+" FASTATTN_CUDA_TOOLKIT "${CMAKE_CUDA_COMPILER_VERSION}")
     string(REPLACE ";" " " _archs "${CMAKE_CUDA_ARCHITECTURES}")

@@ -35,9 +35,15 @@ def test_memory_that_no_row_sees_is_not_touched(dtype, runner):
 
 @functools.lru_cache(maxsize=16)
 def counts(
-    kernel: str, dtype: str, m: int, n: int, causal: bool = False, window: Window = None
+    kernel: str,
+    dtype: str,
+    m: int,
+    n: int,
+    causal: bool = False,
+    window: Window = None,
+    head_dim: int = HEAD_DIM,
 ) -> dict[str, int]:
-    case = Case(1, 1, 1, m, n, HEAD_DIM, HEAD_DIM, dtype, causal, window)
+    case = Case(1, 1, 1, m, n, head_dim, head_dim, dtype, causal, window)
     arrays = [helpers.NumPy().array(x, dtype) for x in helpers.inputs(case)]
     report = emulation.run(*arrays, kernel=kernel, **case.options)
     assert report.findings == ()
@@ -76,3 +82,10 @@ def test_the_cost_of_a_window_grows_with_the_window(dtype, runner):
     wide = of(40, 4 * TILE, window=(30 + TILE, 0))
     for name in COUNTED:
         assert wide[name] > of(40, 4 * TILE, window=(30, 0))[name], name
+
+
+@taking(dtypes=COUNTED_DTYPES, among=EMULATED)
+def test_keys_before_all_windows_cost_nothing_where_rows_are_packed(dtype, runner):
+    """Rows of 9 numbers are not aligned to 16 bytes."""
+    of = functools.partial(counts, runner.kernel.name, dtype, window=(30, 0), head_dim=9)
+    assert of(40, 2 * TILE) == of(40, 4 * TILE)

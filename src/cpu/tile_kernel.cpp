@@ -46,12 +46,14 @@ struct Total {
 // out.
 struct Group {
   int rows, vectors;
-  float* q;                    // [D, vectors * kLanes]
-  float* out;                  // [Dv, vectors * kLanes], not yet divided by row_sum; since the last
-  float* row_max;              // [vectors * kLanes], of the scaled scores, in units of ln 2
-  float* row_sum;              // [vectors * kLanes]          fold, as this is
-  float* shrink;               // [vectors * kLanes]: what the totals are to be multiplied by
-  Total out_total, row_sum_total;  // unset until the first fold
+  float* q;        // [D, vectors * kLanes]
+  float* row_max;  // [vectors * kLanes], of the scaled scores, in units of ln 2
+  // Since the last fold:
+  float* out;      // [Dv, vectors * kLanes], not yet divided by row_sum
+  float* row_sum;  // [vectors * kLanes]
+  float* shrink;   // [vectors * kLanes]: what the totals are to be multiplied by
+  // Up to it, unset before the first:
+  Total out_total, row_sum_total;
   bool is_folded;
   std::int32_t *first, *last;  // [vectors * kLanes]: a row sees keys first <= j < last
   int first_min, first_max, last_min, last_max;

@@ -333,7 +333,7 @@ def caption(record: Record) -> str:
     """On what, with what and when a record was measured."""
     meta = record["meta"]
     clocks = [part["sm_clock_mhz"] for part in meta["suites"].values() if "sm_clock_mhz" in part]
-    clock = f", SM clock {min(clocks):.0f} MHz or more, medians by part" if clocks else ""
+    clock = f", median SM clock of each part {min(clocks):.0f} MHz or more" if clocks else ""
     ceilings = ", ".join(f"{name} {c['tflops']:.1f}" for name, c in meta["ceilings"].items())
     later = "".join(
         f" {name} is of a later run, {part['date'][:16].replace('T', ' ')} UTC, of newer sources."

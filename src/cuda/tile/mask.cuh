@@ -29,6 +29,13 @@ __host__ __device__ __forceinline__ KeyRange visible_keys(const ForwardParams& p
           static_cast<int>(min(max(end, std::int64_t{0}), length))};
 }
 
+// The tiles of `block` keys that hold a key which some row of the call sees.
+inline KeyRange seen_tiles(const ForwardParams& p, int block) {
+  const int begin = visible_keys(p, 0).begin, end = visible_keys(p, p.len_q - 1).end;
+  if (begin >= end) return {0, 0};
+  return {begin / block, (end - 1) / block + 1};
+}
+
 // Tiles of `block` keys, for rows from one to another: those between `first` and `end` hold a key
 // that some row sees. Of those between `full_first` and `full_end` every row sees every key.
 struct KeyTiles {

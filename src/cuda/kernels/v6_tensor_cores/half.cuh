@@ -392,14 +392,12 @@ __global__ void __launch_bounds__(T::kThreads, T::kBlocksPerSM)
 template <DType kType, int kHeadDim>
 LaunchPlan Instance<kType, kHeadDim>::plan(const ForwardParams& p) {
   using T = Traits<kType, kHeadDim>;
-  return {
-      .blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
-      .threads = T::kThreads,
-      .dynamic_shared_bytes = T::kSharedBytes,
-      .workspace_bytes = packed_bytes(p.q, p.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim) +
-                         packed_bytes(p.k, p.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim) +
-                         packed_bytes(p.v, p.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v),
-      .compiled = shared_memory<attention_kernel<T>>().code_kb >= T::kMinKb};
+  ForwardParams packed = p;
+  return {.blocks = static_cast<std::int64_t>(p.batch) * p.heads_q * ceil_div(p.len_q, T::kBlockQ),
+          .threads = T::kThreads,
+          .dynamic_shared_bytes = T::kSharedBytes,
+          .workspace_bytes = pack(packed, T::kBlockKV, nullptr, nullptr),
+          .compiled = shared_memory<attention_kernel<T>>().code_kb >= T::kMinKb};
 }
 
 template <DType kType, int kHeadDim>
@@ -414,11 +412,7 @@ void Instance<kType, kHeadDim>::run(const ForwardParams& p, void* stream) {
     return;
   }
   const Scratch scratch(launch_plan.workspace_bytes, stream, "aligned copies of q, k and v");
-  char* memory = static_cast<char*>(scratch.data());
-  ForwardParams& a = call.p;
-  memory = pack(a.q, a.q_stride, p.batch, p.heads_q, p.len_q, p.head_dim, memory, stream);
-  memory = pack(a.k, a.k_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim, memory, stream);
-  pack(a.v, a.v_stride, p.batch, p.heads_kv, p.len_kv, p.head_dim_v, memory, stream);
+  pack(call.p, Traits<kType, kHeadDim>::kBlockKV, static_cast<char*>(scratch.data()), stream);
   enqueue();
 }
 

@@ -84,14 +84,8 @@ struct Traits : Shape<kHeadDim_> {
       kQBytes + S::kStages * (kTileBytes + static_cast<int>(sizeof(TileHead)));
   static constexpr int kMinKb = kb_that_hold(kSharedBytes);
 
-  // The tiles that hold a key which some row sees.
-  static KeyRange seen_tiles(const ForwardParams& p) {
-    const int begin = visible_keys(p, 0).begin, end = visible_keys(p, p.len_q - 1).end;
-    if (begin >= end) return {0, 0};
-    return {begin / S::kBlockKV, (end - 1) / S::kBlockKV + 1};
-  }
   static SplitKV layout(const ForwardParams& p, void* memory) {
-    const KeyRange tiles = seen_tiles(p);
+    const KeyRange tiles = seen_tiles(p, S::kBlockKV);
     const std::int64_t all =
         static_cast<std::int64_t>(tiles.end - tiles.begin) * p.batch * p.heads_kv;
     char* bytes = static_cast<char*>(memory);
@@ -104,7 +98,7 @@ struct Traits : Shape<kHeadDim_> {
             .by_heads = Divider(p.heads_kv)};
   }
   static std::size_t scratch_bytes(const ForwardParams& p) {
-    const KeyRange tiles = seen_tiles(p);
+    const KeyRange tiles = seen_tiles(p, S::kBlockKV);
     constexpr std::size_t kBytes = kTileBytes + 2 * S::kBlockKV * sizeof(float) + sizeof(TileHead);
     return static_cast<std::size_t>(tiles.end - tiles.begin) * p.batch * p.heads_kv * kBytes;
   }

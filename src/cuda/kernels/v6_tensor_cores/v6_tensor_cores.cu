@@ -8,7 +8,7 @@
 // Who owns what   block: a tile of query rows of one head. warp: 16 or 32 of its rows. lane: of
 //                 each 8 x 8 results two in a row, columns 2 (lane % 4) and the next.
 // Limit now       docs/ladder/v6.md tells what holds each form back.
-// Measured        0.443 ms, 116.4 TFLOP/s, error 3.5e-7 (float32, H200, B=4, H=12, M=N=2048, D=64)
+// Measured        0.432 ms, 119 TFLOP/s, error 3.0e-7 (float32, H200, B=4, H=12, M=N=2048, D=64)
 // Read more       docs/ladder/v6.md; half.cuh, split.cuh: the two forms
 #include "cuda/kernels/v6_tensor_cores/instances.cuh"
 #include "fastattn/fastattn.h"
