@@ -48,7 +48,7 @@ inline std::size_t pack(const void*& data, Strides& stride, int batch, int heads
   if (rows_are_aligned<std::uint16_t>(data, stride, dim) || begin >= end) return used;
   const int chunks = static_cast<int>(ceil_div(dim, 8)), length = end - begin;
   const std::int64_t row = 8 * chunks, head = length * row;
-  const std::int64_t count = batch * heads * head;
+  const std::int64_t count = head * heads * batch;
   if (memory != nullptr) {
     const PackCall call{.source = static_cast<const std::uint16_t*>(data) + begin * stride.row,
                         .target = reinterpret_cast<std::uint16_t*>(memory + used),
