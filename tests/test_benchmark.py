@@ -433,6 +433,31 @@ class HostEvent:
         self.us = time.perf_counter_ns() * 1e-3
 
 
+@pytest.mark.parametrize("len_q", [32, 64])
+@pytest.mark.parametrize("len_kv", [32, 300])
+def test_the_limit_of_few_rows_is_no_matter_of_the_seed(len_q: int, len_kv: int) -> None:
+    """NumPy's products of few rows are up to twice as exact as any sum over tiles."""
+    problem = _arrays.Problem("float32", 1, 2, 2, len_q, len_kv, 64, 64)
+    arrays = _arrays.NumpyArrays()
+    for seed in range(40):
+        inputs = problem.host_inputs(np.random.default_rng(seed))
+        expected = arrays.expected(problem, *inputs)
+        error = fastattn.testing.error(fastattn.forward(*inputs, kernel="cpu"), expected.out)
+        assert error < 0.8 * _suite.TOLERANCE * expected.plain_error, seed
+
+
+def test_few_numbers_may_be_wrong_by_luck() -> None:
+    cpu = next(x for x in _suite.implementations("cpu") if x.selector == "cpu")
+    timing = _suite.Timing(1.0, 0.0, 1.0, 3)
+    for head_dim, factor in ((31, 3), (32, 1)):
+        problem = _arrays.Problem("float32", 1, 2, 2, 1, 9, head_dim, head_dim)
+        limit = factor * 2 * 3e-7
+        for error, right in ((0.99 * limit, True), (1.01 * limit, False)):
+            result = _suite.Result(cpu, problem, timing, error, 3e-7)
+            assert result.right == right, (head_dim, error)
+            assert result.allowed == pytest.approx(limit)
+
+
 class FakeCudaArrays(_arrays._CudaArrays):
     """Host arrays that say they are on a GPU."""
 

@@ -257,6 +257,51 @@ def test_naive_of_a_half_type_rounds_weights_and_result(dtype, unit):
     assert testing.error(plain[1], exact[1]) < 1e-6  # lse stays float32
 
 
+def test_naive_by_terms_is_loops_in_float32():
+    """Single float32 numbers, one operation at a time: the same bits."""
+    q, k, v = qkv((1, 2, 3, 8), (1, 1, 150, 8), 5)
+    out, lse = testing.naive(q, k, v, causal=True, scale=0.5, by_terms=True)
+    for h, i in np.ndindex(2, 3):
+        scores = []
+        for key in k[0, 0, : 148 + i]:
+            score = np.float32(0)
+            for x, y in zip(q[0, h, i] * np.float32(0.5), key, strict=True):
+                score += x * y
+            scores.append(score)
+        weights = np.exp(np.array(scores) - max(scores))
+        row_sum = in_runs_of_64(weights)
+        assert lse[0, h, i] == max(scores) + np.log(row_sum)
+        for d in range(5):
+            assert out[0, h, i, d] == in_runs_of_64(weights / row_sum * v[0, 0, : 148 + i, d])
+
+
+def in_runs_of_64(terms):
+    total = np.float32(0)
+    for start in range(0, len(terms), 64):
+        run = np.float32(0)
+        for term in terms[start : start + 64]:
+            run += term
+        total += run
+    return total
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_naive_by_terms_sees_what_naive_sees(dtype):
+    """Masks, grouped heads, infinite v, rows without keys: only the order of the sums differs."""
+    q, k, v = qkv((2, 4, 9, 300), (2, 2, 130, 300), 7)
+    k[0, 0, 129], v[1, 1, 40, 3] = np.nan, np.inf
+    for options in ({"causal": True}, {"window": (3, 5)}, {"window": (0, 0), "scale": 0.0}):
+        exact, by_terms = (
+            testing.reference(q, k, v, **options),
+            testing.naive(q, k, v, dtype=dtype, by_terms=True, **options),
+        )
+        assert testing.error(by_terms[0], exact[0]) < (1e-6 if dtype == "float32" else 1e-3)
+        assert testing.error(by_terms[1], exact[1]) < 1e-6
+    out, lse = testing.naive(q, k[:, :, :4], v[:, :, :4], causal=True, by_terms=True)
+    assert not out[:, :, :5].any()
+    assert np.isneginf(lse[:, :, :5]).all()
+
+
 def test_naive_takes_the_dtype_of_q():
     q, k, v = (x.astype(np.float16) for x in qkv((1, 1, 9, 8), (1, 1, 9, 8)))
     out, _ = testing.naive(q, k, v)

@@ -28,6 +28,8 @@ Float32Array = npt.NDArray[np.float32]
 
 # Scores held at one time. 2 MiB of float64 stays in a core's L2 cache, and bounds the memory.
 _SCORES_PER_BLOCK = 1 << 18
+# Keys that a sum by terms adds up before it goes on: a tile's.
+_RUN = 64
 
 
 def reference(
@@ -85,6 +87,7 @@ def naive(
     window: tuple[int, int] | None = None,
     scale: float | None = None,
     dtype: str | None = None,
+    by_terms: bool = False,
 ) -> tuple[Float32Array, Float32Array]:
     """The textbook evaluation with float32 arithmetic: the yardstick of a kernel's error.
 
@@ -92,6 +95,11 @@ def naive(
     without fusion would store its matrices in: "float32", "float16" or "bfloat16"; None is q's own
     (float32 for any other type). For the two half types the weights P and the result are rounded to
     that type, products are summed in float32, as a matrix multiply on tensor cores does.
+
+    ``by_terms`` adds the terms of each sum one after the other, as loops do: over the head dim in
+    one go, over keys in runs of 64. A library's matrix product of few rows may sum in trees, which
+    is up to twice as exact as a kernel that takes tile after tile: take the worse of the two. It
+    takes some 10 times as long.
 
     Returns
     -------
@@ -103,7 +111,7 @@ def naive(
             dtype = "float32"
     elif dtype not in ("float32", "float16", "bfloat16"):
         raise ValueError(f'dtype: "float32", "float16" or "bfloat16", not {dtype!r}')
-    return _evaluate(q, k, v, causal, window, scale, np.dtype(np.float32), dtype)
+    return _evaluate(q, k, v, causal, window, scale, np.dtype(np.float32), dtype, by_terms)
 
 
 def error(actual: Any, expected: Any) -> float:
@@ -282,6 +290,7 @@ def _evaluate(
     scale: float | None,
     compute: np.dtype[Any],
     store: str,
+    by_terms: bool = False,
 ) -> tuple[Array, Array]:
     """``reference`` and ``naive``: one evaluation, in the arithmetic of ``compute``."""
     q, k, v = to_numpy(q), to_numpy(k), to_numpy(v)
@@ -315,9 +324,8 @@ def _evaluate(
                 queries = q[b, h].astype(compute) * factor
             for start in range(0, len_q, rows):
                 block = slice(start, min(start + rows, len_q))
-                out[b, h, block], lse[b, h, block] = _rows(
-                    queries[block], keys, values, infinite, first[block], end[block], store
-                )
+                rows_of = (queries[block], keys, values, infinite, first[block], end[block])
+                out[b, h, block], lse[b, h, block] = _rows(*rows_of, store, by_terms)
     return out, lse
 
 
@@ -329,6 +337,7 @@ def _rows(
     first: Array,
     end: Array,
     store: str,
+    by_terms: bool,
 ) -> tuple[Array, Array]:
     """Rows of one head. ``queries`` are scaled; ``infinite`` are the keys whose v is not finite."""
     low, high = int(first.min()), int(end.max())
@@ -337,7 +346,8 @@ def _rows(
             len(queries), -np.inf, values.dtype
         )
     with np.errstate(all="ignore"):
-        scores = queries @ keys[low:high].T
+        keys, values = keys[low:high], values[low:high]
+        scores = _by_terms(queries, keys.T, keys.shape[1]) if by_terms else queries @ keys.T
         visible = None
         if first.max() > low or end.min() < high:
             column = np.arange(low, high)
@@ -348,28 +358,45 @@ def _rows(
         row_max[row_max == -np.inf] = 0
         scores -= row_max
         weights = np.exp(scores, out=scores)
-        row_sum = weights.sum(axis=1, keepdims=True)
+        if by_terms:
+            row_sum = _by_terms(weights, np.ones((len(keys), 1), weights.dtype), _RUN)
+        else:
+            row_sum = weights.sum(axis=1, keepdims=True)
         lse = (row_max + np.log(row_sum))[:, 0]
         weights /= np.where(row_sum == 0, 1, row_sum)
         if store in ("float16", "bfloat16"):
             weights = round_to(weights, store)
 
-        infinite = infinite[(infinite >= low) & (infinite < high)]
-        clean = values[low:high]
+        infinite = infinite[(infinite >= low) & (infinite < high)] - low
+        clean = values
         if len(infinite):
             # An invisible key has weight 0, and 0 * inf is NaN: add these keys where they are seen.
             clean = np.where(np.isfinite(clean), clean, 0)
-        out = weights @ clean
+        out = _by_terms(weights, clean, _RUN) if by_terms else weights @ clean
         for j in infinite:
             dirty = np.where(np.isfinite(values[j]), 0, values[j])
-            seen = slice(None) if visible is None else visible[:, j - low]
-            out[seen] += weights[seen, j - low, None] * dirty
+            seen = slice(None) if visible is None else visible[:, j]
+            out[seen] += weights[seen, j, None] * dirty
         if store in ("float16", "bfloat16"):
             out = round_to(out, store)
         blind = first >= end
         out[blind] = 0
         lse[blind] = -np.inf
     return out, lse
+
+
+def _by_terms(a: Array, b: Array, run: int) -> Array:
+    """``a @ b``, each sum term by term, in runs of ``run`` terms whose sums are added in turn."""
+    missing = -a.shape[1] % run
+    a = np.pad(a, ((0, 0), (0, missing))).reshape(len(a), -1, run)  # [rows, runs, run]
+    b = np.pad(b, ((0, missing), (0, 0))).reshape(-1, run, b.shape[1])  # [runs, run, columns]
+    runs = np.zeros((*a.shape[:2], b.shape[2]), a.dtype)  # [rows, runs, columns]
+    for i in range(run):
+        runs += a[:, :, i, None] * b[:, i]
+    total = runs[:, 0]
+    for part in range(1, runs.shape[1]):
+        total = total + runs[:, part]
+    return total
 
 
 def _check_shapes(q: Array, k: Array, v: Array) -> None:

@@ -205,8 +205,8 @@ class _Table:
         self._console.row(_COLUMNS, cells, "plain" if result.right else "bad")
         if not result.right:
             self._console.line(
-                f"  {name}: WRONG: the error is more than {_suite.TOLERANCE:g} times that of a "
-                f"plain {problem.dtype} evaluation, {result.plain_error:.1e}",
+                f"  {name}: WRONG: the error is more than {result.allowed:.1e}; of a plain "
+                f"{problem.dtype} evaluation it is {result.plain_error:.1e}",
                 "bad",
             )
             self.failed = True

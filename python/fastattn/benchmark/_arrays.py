@@ -27,14 +27,14 @@ Attention = tuple[HostArray, HostArray]
 
 # Scores of the evaluations on a GPU that are held at one time: 256 MiB in float64.
 _SCORES_AT_A_TIME = 1 << 25
-# Queries, and scores, of which torch's matrix products may sum otherwise than those of many: in
+# Queries, and scores, of which a library's matrix products may sum otherwise than those of many: in
 # trees, or in parts side by side.
 _FEW_ROWS = 32
 _FEW_SCORES = 1 << 18
 
 
 def sums_may_be_trees(rows: int, scores: int) -> bool:
-    """Whether torch may sum a call's products more exactly than tiles of keys can."""
+    """Whether torch or NumPy may sum a call's products more exactly than tiles of keys can."""
     return rows <= _FEW_ROWS or scores <= _FEW_SCORES
 
 
@@ -144,21 +144,17 @@ class Arrays(ABC):
         return self.put(np.full(shape, np.nan, np.float32), dtype)
 
     def expected(self, problem: Problem, q: HostArray, k: HostArray, v: HostArray) -> Expected:
-        """The float64 reference of host inputs, and the plain evaluation's error on them."""
-        return expect(
-            testing.reference(
-                q, k, v, causal=problem.causal, window=problem.window, scale=problem.scale
-            ),
-            testing.naive(
-                q,
-                k,
-                v,
-                causal=problem.causal,
-                window=problem.window,
-                scale=problem.scale,
-                dtype=problem.dtype,
-            ),
-        )
+        """The float64 reference of host inputs, and the plain evaluations' error on them."""
+        options: dict[str, Any] = {
+            "causal": problem.causal,
+            "window": problem.window,
+            "scale": problem.scale,
+        }
+        plain = [testing.naive(q, k, v, dtype=problem.dtype, **options)]
+        scores = problem.batch * problem.heads_q * problem.len_q * problem.len_kv
+        if problem.dtype == "float32" and sums_may_be_trees(problem.len_q, scores):
+            plain.append(testing.naive(q, k, v, dtype="float32", by_terms=True, **options))
+        return expect(testing.reference(q, k, v, **options), *plain)
 
     @abstractmethod
     def synchronize(self) -> None:
