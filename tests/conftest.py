@@ -42,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests")
 
 
+# Optional: pytest-xdist, whose hook this is, may be missing.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """For -n auto. One after the other on a GPU: some tests fill its memory, others time calls."""
+    return 0 if _why_no_gpu() is None else min(4, os.cpu_count() or 1)
+
+
 def _part(item: pytest.Item, parts: int) -> int:
     """Tests of one case stay together, as they share its answer; so do those without a case."""
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
