@@ -39,7 +39,16 @@ def _why_no_gpu() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--part", metavar="I/N", help="run the I-th of N parts of the tests")
+    parser.addoption(
+        "--part", metavar="I/N", type=_which, help="run the I-th of N parts of the tests"
+    )
+
+
+def _which(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise pytest.UsageError(f"--part {text}: takes I/N, such as 1/2")
+    return int(part), int(parts)
 
 
 # Optional: pytest-xdist, whose hook this is, may be missing.
@@ -56,11 +65,8 @@ def _part(item: pytest.Item, parts: int) -> int:
     return zlib.crc32(str(kept).encode()) % parts
 
 
-def _keep_part(config: pytest.Config, items: list[pytest.Item], which: str) -> None:
-    part, _, parts = which.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise pytest.UsageError(f"--part {which}: takes I/N, such as 1/2")
-    kept = [item for item in items if _part(item, int(parts)) == int(part) - 1]
+def _keep_part(config: pytest.Config, items: list[pytest.Item], part: int, parts: int) -> None:
+    kept = [item for item in items if _part(item, parts) == part - 1]
     here = set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item not in here])
     items[:] = kept
@@ -68,7 +74,7 @@ def _keep_part(config: pytest.Config, items: list[pytest.Item], which: str) -> N
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if which := config.getoption("--part"):
-        _keep_part(config, items, which)
+        _keep_part(config, items, *which)
     reason = _why_no_gpu()
     if reason is None:
         return

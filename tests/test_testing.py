@@ -300,6 +300,9 @@ def test_naive_by_terms_sees_what_naive_sees(dtype):
     out, lse = testing.naive(q, k[:, :, :4], v[:, :, :4], causal=True, by_terms=True)
     assert not out[:, :, :5].any()
     assert np.isneginf(lse[:, :, :5]).all()
+    out, lse = testing.naive(q, k[:, :, :4], v[:, :, :4, :0], by_terms=True)
+    assert out.shape == (2, 4, 9, 0)
+    assert np.isfinite(lse).all()
 
 
 def test_naive_takes_the_dtype_of_q():

@@ -99,7 +99,7 @@ def naive(
     ``by_terms`` adds the terms of each sum one after the other, as loops do: over the head dim in
     one go, over keys in runs of 64. A library's matrix product of few rows may sum in trees, which
     is up to twice as exact as a kernel that takes tile after tile: take the worse of the two. It
-    takes some 10 times as long.
+    takes 4 to 30 times as long, and overflows where one of its partial sums does.
 
     Returns
     -------
@@ -387,14 +387,17 @@ def _rows(
 
 def _by_terms(a: Array, b: Array, run: int) -> Array:
     """``a @ b``, each sum term by term, in runs of ``run`` terms whose sums are added in turn."""
-    missing = -a.shape[1] % run
-    a = np.pad(a, ((0, 0), (0, missing))).reshape(len(a), -1, run)  # [rows, runs, run]
-    b = np.pad(b, ((0, missing), (0, 0))).reshape(-1, run, b.shape[1])  # [runs, run, columns]
-    runs = np.zeros((*a.shape[:2], b.shape[2]), a.dtype)  # [rows, runs, columns]
+    rows, terms = a.shape
+    columns = b.shape[1]
+    count = -(-terms // run)
+    missing = count * run - terms
+    a = np.pad(a, ((0, 0), (0, missing))).reshape(rows, count, run)
+    b = np.pad(b, ((0, missing), (0, 0))).reshape(count, run, columns)
+    runs = np.zeros((rows, count, columns), a.dtype)
     for i in range(run):
         runs += a[:, :, i, None] * b[:, i]
     total = runs[:, 0]
-    for part in range(1, runs.shape[1]):
+    for part in range(1, count):
         total = total + runs[:, part]
     return total
 
